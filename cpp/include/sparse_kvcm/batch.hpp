@@ -1,0 +1,164 @@
+// A Batch seats requests in rows and takes them through decode steps together.
+//
+// One step:
+//   add / remove / resize                       between steps, on the host
+//   publish(stream)      flushes committed units, raises watermarks, uploads what changed, + 1 on
+//                        the clock; opens the step
+//   wait_ready(stream)   the stream waits for it and the step opens on the device
+//     resolve(group), fetch(group), ...         any number of groups, in a CUDA graph if wanted
+//   record_read(rows)    commits the growth of `rows` and closes the step; or
+//   abort_step()         after a failed forward: lengths go back, entries are emptied
+//
+// Rows are seats with holes: a request keeps its row, rows are never compacted, and every device
+// address stays the same for the life of the Batch.
+//
+// Created by KvCacheManager, which it keeps alive. Thread-compatible: one thread at a time per
+// manager, requests and Batches included. It does not own its requests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sparse_kvcm/kv_cache.hpp"
+#include "sparse_kvcm/ops.hpp"
+#include "sparse_kvcm/types.hpp"
+
+namespace sparse_kvcm {
+
+class BatchState;  // src/manager
+
+struct BatchOptions {
+  std::int32_t max_rows = 0;   // seats, and the most rows of one launch; >= 1
+  std::int32_t max_units = 0;  // largest `need` that may be seated; in [1, kMaxUnits]
+  // What write slots that name no unit are filled with: -1, or the manager's trash slot for
+  // writers that cannot skip.
+  std::int32_t no_write_slot = kNoSlot;
+};
+
+struct RowLength {
+  std::int32_t row = 0;
+  std::int32_t length = 0;  // in units
+};
+
+enum class ResizeResult : std::uint8_t {
+  kOk,
+  kPastNeed,      // past the need declared at creation
+  kPastWindow,    // past W + the watermark that the next publish will reach: host history is full
+  kPastNewUnits,  // more than max_new_units in one step
+};
+
+// Where resolve writes and fetch reads: device memory, shapes as in ops::ResolveParams with
+// [max_rows, top_k of the group].
+struct ResolveOutputs {
+  std::int32_t* slots = nullptr;
+  std::int32_t* write_slots = nullptr;
+  std::int32_t* miss_ordinals = nullptr;
+  std::int32_t* miss_slots = nullptr;
+  std::int32_t* miss_counts = nullptr;
+  std::int32_t* hit_counts = nullptr;
+  std::uint32_t* errors = nullptr;
+};
+
+// What a closed step reported of one row in one group.
+struct StepError {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  std::uint32_t bits = 0;   // RowError
+  std::uint32_t clock = 0;  // of the step in whose report it came
+};
+
+struct StepErrors {
+  std::vector<StepError> rows;
+  std::uint32_t batch = 0;  // BatchError bits, ORed
+};
+
+class Batch {
+ public:
+  // Made by KvCacheManager::create_batch.
+  explicit Batch(std::shared_ptr<BatchState> state);
+  ~Batch();  // closes
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  // --- seats ---
+  // Seats an ACTIVE request in the first free row and returns the row. Adding it again returns its
+  // row. Allowed during an open step; the row takes part from the next publish on.
+  // A lease that was last used in another Batch is emptied, since clocks differ.
+  // Throws InvalidState if the request is not ACTIVE, belongs to another manager, sits in another
+  // Batch or is in its open step, or no row is free; InvalidArgument if its need exceeds max_units.
+  std::int32_t add(KvCache& cache);
+  // The same in a given row. Throws InvalidArgument also for a row outside [0, max_rows), every
+  // negative one included, or an occupied one.
+  std::int32_t add(KvCache& cache, std::int32_t row);
+  // Takes the request out of its row; it keeps lease and pending growth. During an open step the
+  // step still commits or returns its growth. Throws InvalidState if it does not sit here.
+  void remove(KvCache& cache);
+  // Detaches every request without closing it; an open step is aborted. Later calls throw
+  // InvalidState. No-op if closed. Never throws.
+  void close() noexcept;
+
+  // --- one step ---
+  // Sets the length that the next step will have, per row, and takes host pages for it. A row that
+  // cannot have it keeps its length and says why; the others are not affected.
+  // Throws InvalidState during an open step; InvalidArgument for a row that is out of range,
+  // unseated or named twice, or a length below the committed one.
+  std::vector<ResizeResult> resize(std::span<const RowLength> lengths);
+
+  // Flushes the committed units of seated rows as far as host pages can be had, raises their
+  // watermarks, uploads what changed, and opens a step. Returns the rows uploaded, ascending.
+  // Not capturable. Throws InvalidState during an open step, during capture, or if closed. If the
+  // device fails, no step is open, the clock is as before and every row is dirty.
+  std::vector<std::int32_t> publish(Stream stream);
+
+  // `stream` waits for the last publish and the step opens on the device in its order.
+  // Throws InvalidState without an open step.
+  void wait_ready(Stream stream);
+
+  // Resolves the selections of one group; see ops::resolve. `rows` int32 [b] and `selection`
+  // int32 [b, k], row stride `selection_stride`, are device memory, b <= max_rows and
+  // k <= the group's top_k. Default outputs are the Batch's own; null members of `outputs` fall
+  // back to them.
+  // Throws InvalidArgument for a bad group, b or k. Launches while no step is open are allowed:
+  // the rows then report kErrorStale.
+  void resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b,
+               const std::int32_t* selection, std::int32_t k, std::int64_t selection_stride,
+               const ResolveOutputs& outputs, Stream stream);
+  // Fetches the misses of the group's last resolve, from the same rows, k and outputs.
+  void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
+             const ResolveOutputs& outputs, Stream stream);
+  [[nodiscard]] ResolveOutputs outputs(std::int32_t group) const;
+
+  // Closes the step: commits the growth of `rows` (host array) in stream order after their reads;
+  // rows of the step that it does not name get their lengths back. `rows` must have been resolved,
+  // fetched and written in every group. Rows whose request has been closed meanwhile are skipped.
+  // Throws InvalidState without an open step; InvalidArgument for a row that was not seated at
+  // publish or is named twice.
+  void record_read(std::span<const std::int32_t> rows, Stream stream);
+  // Closes the step after a failed forward: every row gets its length back and empty entries;
+  // clock and window_begin stay. Throws InvalidState without an open step.
+  void abort_step(Stream stream);
+
+  // --- what the device reported ---
+  // Errors of closed steps since the last call, oldest first. Never waits: on a GPU a step's errors
+  // arrive once the device has passed its record_read or abort_step.
+  // A launch while no step is open reports with the step after it.
+  [[nodiscard]] StepErrors take_errors();
+
+  // --- state ---
+  [[nodiscard]] std::int32_t max_rows() const;
+  [[nodiscard]] std::uint32_t clock() const;
+  [[nodiscard]] bool step_open() const;
+  [[nodiscard]] std::vector<std::int32_t> dirty_rows() const;  // ascending
+  [[nodiscard]] const RowState* row_states_address() const;    // device [max_rows]
+  [[nodiscard]] const std::int32_t* page_table_address() const;  // device [max_rows, max_pages]
+  [[nodiscard]] std::int64_t max_pages() const;
+
+  [[nodiscard]] const std::shared_ptr<BatchState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<BatchState> state_;
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,37 @@
+// Exceptions. Each derives from the standard exception that Python bindings map to the nearest
+// builtin. Messages begin with the function in brackets and name argument, limit and value:
+// "[Batch.add] row must be in [0, 8), got -1".
+// After any of them the object that threw is as it was before the call.
+#pragma once
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace sparse_kvcm {
+
+// An argument is outside what the function takes. Python: ValueError.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+// The call does not fit the object's state: a closed request, an open step. Python: RuntimeError.
+class InvalidState : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+// Host history or the arena has too few free pages. Free some and call again.
+class OutOfPages : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// This build or machine lacks what the call needs (no CUDA compiler, no driver, no GPU).
+class NotAvailable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,102 @@
+// A KvCache is one request: its history on the host, its lease in the arena and its lengths.
+//
+//   0 <= window_begin <= watermark <= committed_length <= length <= need      (while ACTIVE)
+//
+// Units below `watermark` are in host history. Units in [window_begin, length) are in the window
+// of the lease. Units in [committed_length, length) are pending growth: they become real when
+// Batch::record_read commits the step that wrote them, and go when the step is aborted.
+//
+// States: SUSPENDED (initial, no lease) -> resume -> ACTIVE -> suspend -> SUSPENDED ... -> CLOSED.
+//
+// Created by KvCacheManager, which it keeps alive. Thread-compatible: one thread at a time per
+// manager, requests and Batches included. Memory of the history and the lease belongs to the
+// manager; it goes back at close, or when the open step that still reads it ends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sparse_kvcm/entry.hpp"
+#include "sparse_kvcm/types.hpp"
+
+namespace sparse_kvcm {
+
+class Request;  // src/manager
+
+enum class KvCacheState : std::uint8_t { kSuspended, kActive, kClosed };
+
+// A request's part of the arena. `generation` is never used twice in a manager's life.
+struct Lease {
+  std::int32_t id = -1;
+  std::int32_t base = 0;          // first slot
+  std::int32_t cached_slots = 0;  // N; 0 = all window
+  std::int32_t window_slots = 0;  // W
+  std::uint64_t generation = 0;
+  [[nodiscard]] std::int32_t num_slots() const { return cached_slots + window_slots; }
+  friend bool operator==(const Lease&, const Lease&) = default;
+};
+
+// Units of one member layer in host memory: row i holds the unit's regions one after the other.
+struct UnitRows {
+  const std::byte* data = nullptr;  // [num_units, unit_bytes of the layer's layout]
+  std::int64_t row_stride = 0;      // bytes from row to row, >= unit_bytes
+};
+
+class KvCache {
+ public:
+  // Made by KvCacheManager::create_kv_cache.
+  explicit KvCache(std::shared_ptr<Request> request);
+  ~KvCache();  // closes
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  // Takes an empty lease; a lease that is all window is loaded from host history.
+  // Returns false, and changes nothing, if the arena has no room or all lease ids are out.
+  // No-op (true) if ACTIVE. Throws InvalidState if CLOSED.
+  // Work is ordered on `stream` after all earlier work of the manager.
+  [[nodiscard]] bool resume(Stream stream);
+
+  // Drops pending growth, flushes the window, leaves its Batch and returns the lease.
+  // No-op if SUSPENDED. Throws InvalidState if CLOSED or in an open step, OutOfPages if host
+  // history lacks pages for the window's units; the request then stays as it was.
+  void suspend(Stream stream);
+
+  // Appends `num_units` units to host history: a prompt, or a received transfer. `layers` has one
+  // element per member layer of each group, in the order of KvCacheManager::layers(). All of it or
+  // nothing. The units need no window: they are fetched when selected (a lease that is all window
+  // is loaded at once). Work on an all-window lease is ordered on `stream`; the host memory of
+  // `layers` may be reused when the call returns.
+  // Throws InvalidArgument for a wrong number of layers, null data, a short stride, or units past
+  // `need`; OutOfPages if host history is full; InvalidState if CLOSED, in an open step, with
+  // growth pending, or with the watermark below the committed length.
+  void import_history(std::span<const UnitRows> layers, std::int32_t num_units, Stream stream);
+
+  // Leaves its Batch and returns pages and lease; during an open step that has the request, they
+  // go back when the step ends. No-op if CLOSED. Never throws.
+  void close() noexcept;
+
+  [[nodiscard]] KvCacheState state() const;
+  [[nodiscard]] std::int32_t need() const;
+  [[nodiscard]] std::int32_t length() const;
+  [[nodiscard]] std::int32_t committed_length() const;
+  [[nodiscard]] std::int32_t watermark() const;
+  [[nodiscard]] std::int32_t window_begin() const;
+  [[nodiscard]] std::optional<Lease> lease() const;       // while ACTIVE
+  [[nodiscard]] std::optional<std::int32_t> row() const;  // while seated
+  // Host page ids, one per started page of the history, in order.
+  [[nodiscard]] std::vector<std::int32_t> host_pages() const;
+
+  // The lease's entries in one selection group, decoded, slot by slot. For tests and debugging:
+  // waits for the device. Throws InvalidState unless ACTIVE, InvalidArgument for a bad group.
+  [[nodiscard]] std::vector<DecodedEntry> decode_entries(std::int32_t group) const;
+
+  [[nodiscard]] const std::shared_ptr<Request>& request() const { return request_; }
+
+ private:
+  std::shared_ptr<Request> request_;
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,81 @@
+// The KvCacheManager owns host history, the arena and all metadata, and makes requests and Batches.
+//
+// All memory is taken at construction and given back at destruction, which waits until the last
+// request and Batch is gone. Thread-compatible: one thread at a time per manager, requests and
+// Batches included.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "sparse_kvcm/batch.hpp"
+#include "sparse_kvcm/config.hpp"
+#include "sparse_kvcm/kv_cache.hpp"
+
+namespace sparse_kvcm {
+
+class ManagerState;  // src/manager
+
+// A view of memory that the manager owns, for as long as `owner` lives.
+struct MemoryView {
+  std::byte* data = nullptr;         // host address; null for memory of a GPU
+  std::byte* device_data = nullptr;  // device address
+  std::vector<std::int64_t> shape;   // of uint8, dense
+  std::shared_ptr<const void> owner;
+};
+
+struct MemoryUse {
+  std::int64_t arena_bytes = 0;     // device: leases of all member layers, trash page included
+  std::int64_t metadata_bytes = 0;  // device: entries and clocks of all groups
+  std::int64_t host_bytes = 0;      // pinned host history
+};
+
+// Pages and slots in use; equal to a fresh manager's once every request is closed.
+struct Occupancy {
+  std::int64_t free_host_pages = 0;
+  std::int64_t free_arena_slots = 0;
+  std::int64_t largest_free_arena_run = 0;  // in slots: the largest lease that can be had now
+  std::int32_t free_leases = 0;
+};
+
+class KvCacheManager {
+ public:
+  // Throws InvalidArgument for a bad config, NotAvailable for a device that is not there,
+  // std::bad_alloc if memory lacks.
+  explicit KvCacheManager(const KvCacheManagerConfig& config);
+  ~KvCacheManager();
+  KvCacheManager(const KvCacheManager&) = delete;
+  KvCacheManager& operator=(const KvCacheManager&) = delete;
+
+  // A SUSPENDED request without history. Takes no memory yet.
+  // Throws InvalidArgument for a need outside [1, kMaxUnits], cached_slots that are not a multiple
+  // of a page or do not fit, or a lease larger than the arena.
+  [[nodiscard]] std::shared_ptr<KvCache> create_kv_cache(const KvCacheOptions& options);
+  // Throws InvalidArgument for bad options.
+  [[nodiscard]] std::shared_ptr<Batch> create_batch(const BatchOptions& options);
+
+  [[nodiscard]] const KvCacheManagerConfig& config() const;
+  [[nodiscard]] std::int32_t num_groups() const;
+  // Layer ids of all member layers, group by group, leader first: the order of import_history.
+  [[nodiscard]] const std::vector<std::int32_t>& layers() const;
+  // The group of a layer. Throws InvalidArgument for an unknown layer.
+  [[nodiscard]] std::int32_t group_of(std::int32_t layer) const;
+  // First slot of the trash page, which is never leased and may be written freely.
+  [[nodiscard]] std::int32_t trash_slot() const;
+
+  // The arena of one member layer, [arena_pages + 1, page_bytes]; the last page is trash.
+  [[nodiscard]] MemoryView arena(std::int32_t layer) const;
+  // Host history of one group, [host_pages, units_per_page, host_unit_bytes].
+  [[nodiscard]] MemoryView host_history(std::int32_t group) const;
+
+  [[nodiscard]] MemoryUse memory_use() const;
+  [[nodiscard]] Occupancy occupancy() const;
+
+  [[nodiscard]] const std::shared_ptr<ManagerState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<ManagerState> state_;
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,85 @@
+// The one device interface. A Backend has few, coarse operations: the engine pays one virtual call
+// per batch, not per unit. cpu/ implements it in plain loops and is the oracle; cuda/ implements it
+// on an NVIDIA GPU; no_cuda/ is linked instead of cuda/ where there is no nvcc.
+//
+// Stateless towards the engine and thread-safe. Parameters have been checked (ops_check.hpp) before
+// a *_impl runs; what a backend still reports are faults of the device, as std::runtime_error.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "sparse_kvcm/ops.hpp"
+#include "sparse_kvcm/types.hpp"
+
+namespace sparse_kvcm {
+
+// A point in a stream's order. Empty on backends that run every call to its end.
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+using EventPtr = std::shared_ptr<const Event>;
+
+// Owns zeroed memory; freed by the backend that allocated it. `data` is what the host dereferences
+// (null for device memory of a GPU), `device_data` what kernels do.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  [[nodiscard]] virtual std::byte* data() const = 0;
+  [[nodiscard]] virtual std::byte* device_data() const = 0;
+  [[nodiscard]] virtual std::size_t bytes() const = 0;
+};
+using BufferPtr = std::shared_ptr<Buffer>;
+
+// `bytes` bytes from host memory `source` to device memory `destination`.
+struct Upload {
+  std::byte* destination = nullptr;
+  const void* source = nullptr;
+  std::size_t bytes = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  [[nodiscard]] virtual Device device() const = 0;
+
+  // Throws std::bad_alloc if there is not that much. bytes == 0 gives a buffer of 0 bytes.
+  [[nodiscard]] virtual BufferPtr allocate_device(std::size_t bytes) = 0;
+  // Host memory that kernels can read and write.
+  [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes) = 0;
+
+  // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
+  virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;
+  // Copies `bytes` of device memory `source` into pinned `destination`, in stream order.
+  virtual void download(Buffer& destination, const std::byte* source, std::size_t bytes,
+                        Stream stream) = 0;
+  // Sets `bytes` of device memory to zero, in stream order.
+  virtual void clear(std::byte* destination, std::size_t bytes, Stream stream) = 0;
+
+  [[nodiscard]] virtual EventPtr record(Stream stream) = 0;
+  virtual void wait(Stream stream, const Event& event) = 0;  // the stream waits
+  virtual void synchronize(const Event& event) = 0;          // the host waits
+  [[nodiscard]] virtual bool is_done(const Event& event) const = 0;
+  [[nodiscard]] virtual bool is_capturing(Stream stream) const = 0;
+
+  virtual void resolve(const ops::ResolveParams& params, Stream stream) = 0;
+  virtual void fetch(const ops::FetchParams& params, Stream stream) = 0;
+  virtual void move_units(const ops::MoveParams& params, Stream stream) = 0;
+  virtual void convert(const ops::ConvertParams& params, Stream stream) = 0;
+  virtual void reset_leases(const ops::ResetParams& params, Stream stream) = 0;
+};
+
+// The backend of `device`, one per device and process, made at first use. Thread-safe.
+// Throws NotAvailable if this build or machine has no such device, InvalidArgument for a negative
+// index or a CPU index other than 0.
+[[nodiscard]] std::shared_ptr<Backend> backend_for(Device device);
+
+// Defined in cpu/.
+[[nodiscard]] std::shared_ptr<Backend> make_cpu_backend();
+// Defined in cuda/ or in no_cuda/; CMake links one of them.
+// Throws NotAvailable if this build or machine has no such GPU.
+[[nodiscard]] std::shared_ptr<Backend> make_cuda_backend(std::int32_t index);
+
+}  // namespace sparse_kvcm

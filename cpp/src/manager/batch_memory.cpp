@@ -1,0 +1,62 @@
+#include "manager/batch_memory.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+
+// Walks the layout twice: once without memory to learn its size, once to hand out addresses.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    std::byte* place = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment *
+             kAlignment;
+    return reinterpret_cast<T*>(place);
+  }
+  [[nodiscard]] std::size_t used() const { return static_cast<std::size_t>(used_); }
+
+ private:
+  std::byte* base_;
+  std::int64_t used_ = 0;
+};
+
+void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& config,
+           const BatchOptions& options) {
+  const std::int64_t rows = options.max_rows;
+  const auto groups = static_cast<std::int64_t>(config.groups.size());
+  memory.row_states = carver.take<RowState>(rows);
+  memory.page_table = carver.take<std::int32_t>(rows * memory.max_pages);
+  memory.step = carver.take<StepState>(1);
+  memory.row_errors = carver.take<std::uint32_t>(groups * rows + 1);
+  memory.batch_error = memory.row_errors + groups * rows;
+  memory.outputs.clear();
+  for (const SelectionGroupConfig& group : config.groups) {
+    ResolveOutputs out;
+    out.slots = carver.take<std::int32_t>(rows * group.top_k);
+    out.write_slots = carver.take<std::int32_t>(rows * config.max_new_units);
+    out.miss_ordinals = carver.take<std::int32_t>(rows * group.top_k);
+    out.miss_slots = carver.take<std::int32_t>(rows * group.top_k);
+    out.miss_counts = carver.take<std::int32_t>(rows);
+    out.hit_counts = carver.take<std::int32_t>(rows);
+    out.errors = carver.take<std::uint32_t>(rows);
+    memory.outputs.push_back(out);
+  }
+}
+
+}  // namespace
+
+BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
+                         Backend& backend)
+    : max_pages((options.max_units + config.units_per_page() - 1) / config.units_per_page()) {
+  Carver size(nullptr);
+  carve(*this, size, config, options);
+  buffer_ = backend.allocate_device(size.used());
+  Carver place(buffer_->device_data());
+  carve(*this, place, config, options);
+}
+
+}  // namespace sparse_kvcm

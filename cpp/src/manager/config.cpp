@@ -1,0 +1,80 @@
+#include "sparse_kvcm/config.hpp"
+
+#include <limits>
+#include <set>
+
+#include "core/check.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+constexpr const char* kFunction = "KvCacheManagerConfig";
+constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kMaxTokensPerBlock = 65'536;
+
+void check_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) {
+    fail_argument(kFunction, field, " must be in [", low, ", ", high, "], got ", value);
+  }
+}
+
+void check_page(const KvCacheManagerConfig& config) {
+  check_range("tokens_per_block", config.tokens_per_block, 1, kMaxTokensPerBlock);
+  check_range("tokens_per_unit", config.tokens_per_unit, 1, config.tokens_per_block);
+  if (config.tokens_per_block % config.tokens_per_unit != 0) {
+    fail_argument(kFunction, "tokens_per_unit must divide tokens_per_block ",
+                  config.tokens_per_block, ", got ", config.tokens_per_unit);
+  }
+}
+
+void check_multiple(const char* field, std::int32_t value, std::int32_t page) {
+  if (value % page != 0) {
+    fail_argument(kFunction, field, " must be a multiple of the page's units ", page, ", got ",
+                  value);
+  }
+}
+
+void check_groups(const KvCacheManagerConfig& config) {
+  if (config.groups.empty()) fail_argument(kFunction, "groups must not be empty");
+  std::set<std::int32_t> layers;
+  for (std::size_t g = 0; g < config.groups.size(); ++g) {
+    const SelectionGroupConfig& group = config.groups[g];
+    if (group.layers.empty()) fail_argument(kFunction, "groups[", g, "].layers must not be empty");
+    for (const std::int32_t layer : group.layers) {
+      if (layer < 0) {
+        fail_argument(kFunction, "groups[", g, "].layers must be >= 0, got ", layer);
+      }
+      if (!layers.insert(layer).second) {
+        fail_argument(kFunction, "layer ", layer, " of groups[", g, "] is named twice");
+      }
+    }
+    if (group.top_k < 1 || group.top_k > config.cached_slots) {
+      fail_argument(kFunction, "groups[", g, "].top_k must be in [1, cached_slots ",
+                    config.cached_slots, "], got ", group.top_k);
+    }
+    const HostRowLayout row =
+        pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
+    const std::int64_t page_bytes = row.unit_bytes * config.units_per_page();
+    check_range("host_pages", config.host_pages, 1,
+                std::numeric_limits<std::int64_t>::max() / page_bytes);
+  }
+}
+
+}  // namespace
+
+void check(const KvCacheManagerConfig& config) {
+  check_page(config);
+  const std::int32_t page = config.units_per_page();
+  check_range("cached_slots", config.cached_slots, page, kMaxCachedSlots);
+  check_multiple("cached_slots", config.cached_slots, page);
+  check_range("window_slots", config.window_slots, page, kMaxUnits);
+  check_multiple("window_slots", config.window_slots, page);
+  check_range("max_new_units", config.max_new_units, 1, config.window_slots);
+  // The trash page needs slot numbers too.
+  check_range("arena_pages", config.arena_pages, 1, kMaxSlots / page - 1);
+  check_range("host_pages", config.host_pages, 1, kMaxSlots);
+  check_range("max_leases", config.max_leases, 1, kMaxSlots);
+  check_groups(config);
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,141 @@
+#include "sparse_kvcm/kv_cache_manager.hpp"
+
+#include <algorithm>
+
+#include "core/check.hpp"
+#include "manager/batch_state.hpp"
+#include "manager/manager_state.hpp"
+#include "manager/request.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+const KvCacheManagerConfig& checked(const KvCacheManagerConfig& config) {
+  check(config);
+  return config;
+}
+
+// Index of `layer` in ManagerState::layers.
+std::size_t find_layer(const ManagerState& state, const char* function, std::int32_t layer) {
+  const auto found = std::find(state.layers.begin(), state.layers.end(), layer);
+  if (found == state.layers.end()) {
+    fail_argument(function, "layer must be one of the config's member layers, got ", layer);
+  }
+  return static_cast<std::size_t>(found - state.layers.begin());
+}
+
+MemoryView view_of(const BufferPtr& buffer, std::vector<std::int64_t> shape) {
+  return {buffer->data(), buffer->device_data(), std::move(shape), buffer};
+}
+
+std::int32_t largest_top_k(const KvCacheManagerConfig& config) {
+  std::int32_t top_k = 0;
+  for (const SelectionGroupConfig& group : config.groups) top_k = std::max(top_k, group.top_k);
+  return top_k;
+}
+
+void check_options(const ManagerState& state, const KvCacheOptions& options) {
+  const char* function = "KvCacheManager.create_kv_cache";
+  if (options.need < 1 || options.need > kMaxUnits) {
+    fail_argument(function, "need must be in [1, ", kMaxUnits, "] units, got ", options.need);
+  }
+  const std::int32_t page = state.config.units_per_page();
+  const std::int32_t low = largest_top_k(state.config);
+  std::int64_t cached = options.cached_slots;
+  if (cached < 0) {
+    cached = state.config.cached_slots;
+  } else if (cached < low || cached > kMaxCachedSlots || cached % page != 0) {
+    fail_argument(function, "cached_slots must be a multiple of the page's units ", page, " in [",
+                  low, " (largest top_k), ", kMaxCachedSlots, "], got ", cached);
+  }
+  const std::int64_t most = cached + state.config.window_slots;
+  const std::int64_t all_window = (std::int64_t{options.need} + page - 1) / page * page;
+  const std::int64_t lease = options.need <= most ? all_window : most;
+  if (lease > state.arena.num_slots()) {
+    fail_argument(function, "the lease takes ", lease, " slots, more than the arena's ",
+                  state.arena.num_slots(), "; raise arena_pages or lower need or cached_slots");
+  }
+}
+
+void check_options(const ManagerState& state, const BatchOptions& options) {
+  const char* function = "KvCacheManager.create_batch";
+  constexpr std::int32_t kMaxRows = 1 << 20;
+  if (options.max_rows < 1 || options.max_rows > kMaxRows) {
+    fail_argument(function, "max_rows must be in [1, ", kMaxRows, "], got ", options.max_rows);
+  }
+  if (options.max_units < 1 || options.max_units > kMaxUnits) {
+    fail_argument(function, "max_units must be in [1, ", kMaxUnits, "], got ", options.max_units);
+  }
+  const std::int32_t trash = state.arena.num_slots();
+  if (options.no_write_slot != kNoSlot && options.no_write_slot != trash) {
+    fail_argument(function, "no_write_slot must be ", kNoSlot, " or the trash slot ", trash,
+                  ", got ", options.no_write_slot);
+  }
+}
+
+}  // namespace
+
+KvCacheManager::KvCacheManager(const KvCacheManagerConfig& config)
+    : state_(std::make_shared<ManagerState>(checked(config))) {}
+KvCacheManager::~KvCacheManager() = default;
+
+std::shared_ptr<KvCache> KvCacheManager::create_kv_cache(const KvCacheOptions& options) {
+  check_options(*state_, options);
+  return std::make_shared<KvCache>(std::make_shared<Request>(state_, options));
+}
+
+std::shared_ptr<Batch> KvCacheManager::create_batch(const BatchOptions& options) {
+  check_options(*state_, options);
+  return std::make_shared<Batch>(std::make_shared<BatchState>(state_, options));
+}
+
+const KvCacheManagerConfig& KvCacheManager::config() const { return state_->config; }
+std::int32_t KvCacheManager::num_groups() const { return state_->num_groups(); }
+const std::vector<std::int32_t>& KvCacheManager::layers() const { return state_->layers; }
+std::int32_t KvCacheManager::trash_slot() const { return state_->arena.num_slots(); }
+
+std::int32_t KvCacheManager::group_of(std::int32_t layer) const {
+  return state_->layer_groups[find_layer(*state_, "KvCacheManager.group_of", layer)];
+}
+
+MemoryView KvCacheManager::arena(std::int32_t layer) const {
+  const std::size_t index = find_layer(*state_, "KvCacheManager.arena", layer);
+  const std::int32_t group = state_->layer_groups[index];
+  const auto first = std::find(state_->layer_groups.begin(), state_->layer_groups.end(), group);
+  const auto member = static_cast<std::int32_t>(index) -
+                      static_cast<std::int32_t>(first - state_->layer_groups.begin());
+  const UnitLayout& layout = config().groups[static_cast<std::size_t>(group)].layout;
+  return view_of(state_->arena.memory(group, member),
+                 {config().arena_pages + 1, layout.page_bytes(config().units_per_page())});
+}
+
+MemoryView KvCacheManager::host_history(std::int32_t group) const {
+  if (group < 0 || group >= num_groups()) {
+    fail_argument("KvCacheManager.host_history", "group must be in [0, ", num_groups(), "), got ",
+                  group);
+  }
+  return view_of(state_->history.pool(group), {config().host_pages, config().units_per_page(),
+                                               state_->history.row_layout(group).unit_bytes});
+}
+
+MemoryUse KvCacheManager::memory_use() const {
+  MemoryUse use;
+  for (std::int32_t group = 0; group < num_groups(); ++group) {
+    const auto members =
+        static_cast<std::int32_t>(config().groups[static_cast<std::size_t>(group)].layers.size());
+    for (std::int32_t member = 0; member < members; ++member) {
+      use.arena_bytes += static_cast<std::int64_t>(state_->arena.memory(group, member)->bytes());
+    }
+    use.metadata_bytes += state_->arena.metadata_bytes(group);
+    use.host_bytes += static_cast<std::int64_t>(state_->history.pool(group)->bytes());
+  }
+  return use;
+}
+
+Occupancy KvCacheManager::occupancy() const {
+  const LeaseAllocator& leases = state_->arena.leases();
+  return {state_->history.page_ids().num_free(), leases.num_free_slots(),
+          leases.largest_free_run(), leases.num_free_ids()};
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,32 @@
+#include "manager/manager_state.hpp"
+
+namespace sparse_kvcm {
+
+ManagerState::ManagerState(const KvCacheManagerConfig& checked_config)
+    : config(checked_config),
+      backend(backend_for(config.device)),
+      history(config, *backend),
+      arena(config, *backend),
+      timeline(*backend) {
+  for (std::int32_t group = 0; group < num_groups(); ++group) {
+    for (const std::int32_t layer : config.groups[static_cast<std::size_t>(group)].layers) {
+      layers.push_back(layer);
+      layer_groups.push_back(group);
+    }
+    memories_.push_back({arena.pieces(group), history.pool(group)->device_data(),
+                         history.row_layout(group).unit_bytes, config.host_pages,
+                         arena.num_slots(), config.units_per_page()});
+  }
+}
+
+void ManagerState::move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,
+                              Stream stream) {
+  if (!moves.empty()) backend->move_units({moves, memories_, direction}, stream);
+}
+
+void ManagerState::reset_leases(std::span<const ops::LeaseReset> leases, std::uint32_t clock,
+                                Stream stream) {
+  if (!leases.empty()) backend->reset_leases(arena.reset_params(leases, clock), stream);
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,47 @@
+// What a manager, its requests and its Batches share. Lives until the last of them is gone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "manager/timeline.hpp"
+#include "sparse/arena.hpp"
+#include "sparse_kvcm/config.hpp"
+#include "storage/host_history.hpp"
+
+namespace sparse_kvcm {
+
+class ManagerState {
+ public:
+  // REQUIRES: a checked config.
+  explicit ManagerState(const KvCacheManagerConfig& config);
+
+  // Moves units between the arena and host history in all groups.
+  void move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,
+                  Stream stream);
+  // Empties leases at `clock`.
+  void reset_leases(std::span<const ops::LeaseReset> leases, std::uint32_t clock, Stream stream);
+  [[nodiscard]] const ops::GroupMemory& memory(std::int32_t group) const {
+    return memories_[static_cast<std::size_t>(group)];
+  }
+  [[nodiscard]] std::int32_t num_groups() const {
+    return static_cast<std::int32_t>(config.groups.size());
+  }
+
+  const KvCacheManagerConfig config;
+  const std::shared_ptr<Backend> backend;
+  HostHistory history;
+  Arena arena;
+  Timeline timeline;
+  std::vector<std::int32_t> layers;        // member layers, group by group
+  std::vector<std::int32_t> layer_groups;  // [layers.size()]
+  std::uint64_t next_batch_id = 1;
+
+ private:
+  std::vector<ops::GroupMemory> memories_;  // [num_groups]
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,236 @@
+#include "manager/request.hpp"
+
+#include <algorithm>
+
+#include "core/check.hpp"
+#include "manager/batch_state.hpp"
+
+namespace sparse_kvcm {
+
+Request::Request(std::shared_ptr<ManagerState> manager, const KvCacheOptions& options)
+    : need(options.need),
+      manager_(std::move(manager)),
+      cached_slots_(options.cached_slots < 0 ? manager_->config.cached_slots
+                                             : options.cached_slots) {}
+
+bool Request::resume(Stream stream) {
+  check_open("KvCache.resume");
+  if (state == KvCacheState::kActive) return true;
+  lease = acquire_lease();
+  if (!lease) return false;
+  try {
+    if (all_window()) load_window(0, committed, stream);
+  } catch (...) {
+    return_lease();
+    throw;
+  }
+  window_begin = all_window() ? 0 : committed;
+  reset_pending = true;
+  state = KvCacheState::kActive;
+  return true;
+}
+
+void Request::suspend(Stream stream) {
+  check_open("KvCache.suspend");
+  if (state == KvCacheState::kSuspended) return;
+  check_not_in_step("KvCache.suspend");
+  const auto pages_before = static_cast<std::int32_t>(pages.size());
+  std::vector<ops::UnitMove> moves;
+  try {
+    if (plan_flush(moves) < committed) {
+      throw OutOfPages(message("KvCache.suspend", "host history has no page for ",
+                               committed - watermark, " window units; close or shrink others"));
+    }
+    manager_->timeline.enter(stream);
+    manager_->move_units(moves, ops::MoveDirection::kArenaToHost, stream);
+    manager_->timeline.leave(stream);
+  } catch (...) {
+    manager_->history.page_ids().shrink(pages, pages_before);
+    throw;
+  }
+  leave_seat();
+  return_lease();
+  length = watermark = window_begin = committed;
+  trim_pages(committed);
+  state = KvCacheState::kSuspended;
+}
+
+void Request::import_history(std::span<const UnitRows> layers, std::int32_t num_units,
+                             Stream stream) {
+  check_import(layers, num_units);
+  const auto pages_before = static_cast<std::int32_t>(pages.size());
+  const std::int32_t new_length = committed + num_units;
+  try {
+    if (!take_pages(new_length)) {
+      throw OutOfPages(message("KvCache.import_history", "host history lacks pages for ",
+                               num_units, " units: ", manager_->history.page_ids().num_free(),
+                               " are free beyond those taken; close or shrink others"));
+    }
+    manager_->timeline.join();
+    std::size_t first_layer = 0;
+    for (std::int32_t group = 0; group < manager_->num_groups(); ++group) {
+      const std::size_t members =
+          manager_->config.groups[static_cast<std::size_t>(group)].layers.size();
+      manager_->history.write(group, layers.subspan(first_layer, members), pages, committed,
+                              num_units);
+      first_layer += members;
+    }
+    if (all_window()) load_window(committed, new_length, stream);
+  } catch (...) {
+    manager_->history.page_ids().shrink(pages, pages_before);
+    throw;
+  }
+  length = committed = watermark = new_length;
+  window_begin = all_window() ? 0 : new_length;
+  if (batch != nullptr) batch->mark_dirty(row);
+}
+
+void Request::close() noexcept {
+  if (state == KvCacheState::kClosed) return;
+  state = KvCacheState::kClosed;
+  leave_seat();
+  if (step == nullptr) end_step(0);
+}
+
+ResizeResult Request::resize(std::int32_t new_length) {
+  if (new_length > need) return ResizeResult::kPastNeed;
+  if (new_length - committed > manager_->config.max_new_units) return ResizeResult::kPastNewUnits;
+  const auto pages_before = static_cast<std::int32_t>(pages.size());
+  take_pages(new_length);
+  const std::int64_t covered =
+      static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
+  const std::int64_t reach = std::min<std::int64_t>(committed, covered);
+  if (new_length > lease->window_slots + reach) {
+    manager_->history.page_ids().shrink(pages, pages_before);
+    return ResizeResult::kPastWindow;
+  }
+  trim_pages(new_length);
+  length = new_length;
+  return ResizeResult::kOk;
+}
+
+std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {
+  take_pages(committed);
+  const std::int64_t covered =
+      static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
+  const auto target = static_cast<std::int32_t>(std::min<std::int64_t>(committed, covered));
+  for (std::int32_t ordinal = watermark; ordinal < target; ++ordinal) {
+    moves.push_back({manager_->history.host_unit(pages, ordinal), window_slot(ordinal)});
+  }
+  return std::max(target, watermark);
+}
+
+void Request::end_step(std::int32_t new_length) noexcept {
+  step = nullptr;
+  if (state == KvCacheState::kClosed) {
+    return_lease();
+    manager_->history.page_ids().shrink(pages, 0);
+    length = committed = watermark = window_begin = 0;
+    return;
+  }
+  length = committed = new_length;
+  trim_pages(new_length);
+}
+
+std::int32_t Request::next_window_begin() const {
+  return std::max(window_begin, length - lease->window_slots);
+}
+
+RowState Request::row_state() const {
+  return {lease->id, lease->base, lease->cached_slots, lease->window_slots,
+          length,    committed,   window_begin,        watermark};
+}
+
+ops::LeaseReset Request::lease_reset() const {
+  return {lease->id, lease->base, lease->cached_slots};
+}
+
+void Request::check_open(const char* function) const {
+  if (state == KvCacheState::kClosed) fail_state(function, "the request is closed");
+}
+
+void Request::check_not_in_step(const char* function) const {
+  if (step != nullptr) {
+    fail_state(function, "the request is in an open step; call record_read or abort_step first");
+  }
+}
+
+void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_units) const {
+  const char* function = "KvCache.import_history";
+  check_open(function);
+  check_not_in_step(function);
+  if (length != committed) {
+    fail_state(function, length - committed, " units of growth are pending; publish and record "
+               "them, or resize the row back");
+  }
+  if (watermark != committed) {
+    fail_state(function, "the watermark ", watermark, " is below the committed length ", committed,
+               "; publish or suspend first");
+  }
+  if (num_units < 0 || num_units > need - committed) {
+    fail_argument(function, "num_units must be in [0, ", need - committed, "] (need ", need,
+                  ", committed ", committed, "), got ", num_units);
+  }
+  if (layers.size() != manager_->layers.size()) {
+    fail_argument(function, "layers must have one element per member layer, ",
+                  manager_->layers.size(), ", got ", layers.size());
+  }
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto group = static_cast<std::size_t>(manager_->layer_groups[i]);
+    const std::int64_t unit_bytes = manager_->config.groups[group].layout.unit_bytes();
+    if (layers[i].data == nullptr && num_units > 0) {
+      fail_argument(function, "layers[", i, "].data is null");
+    }
+    if (layers[i].row_stride < unit_bytes) {
+      fail_argument(function, "layers[", i, "].row_stride must be >= ", unit_bytes,
+                    " bytes, got ", layers[i].row_stride);
+    }
+  }
+}
+
+// A request that fits into one lease as a whole is all window: wholly resident, never fetched.
+std::optional<Lease> Request::acquire_lease() {
+  const std::int32_t window = manager_->config.window_slots;
+  const std::int32_t page = manager_->config.units_per_page();
+  if (need > cached_slots_ + window) {
+    return manager_->arena.leases().acquire(cached_slots_, window);
+  }
+  return manager_->arena.leases().acquire(0, (need + page - 1) / page * page);
+}
+
+void Request::load_window(std::int32_t first, std::int32_t last, Stream stream) {
+  std::vector<ops::UnitMove> moves;
+  for (std::int32_t ordinal = first; ordinal < last; ++ordinal) {
+    moves.push_back({manager_->history.host_unit(pages, ordinal), window_slot(ordinal)});
+  }
+  manager_->timeline.enter(stream);
+  manager_->move_units(moves, ops::MoveDirection::kHostToArena, stream);
+  manager_->timeline.leave(stream);
+}
+
+std::int32_t Request::window_slot(std::int32_t ordinal) const {
+  return lease->base + lease->cached_slots + ordinal % lease->window_slots;
+}
+
+bool Request::take_pages(std::int32_t units) {
+  const HostHistory& history = manager_->history;
+  return manager_->history.page_ids().grow(pages, history.pages_for(units),
+                                           history.pages_for(need));
+}
+
+void Request::trim_pages(std::int32_t units) {
+  manager_->history.page_ids().shrink(pages, manager_->history.pages_for(units));
+  stable_pages = std::min(stable_pages, static_cast<std::int32_t>(pages.size()));
+}
+
+void Request::leave_seat() noexcept {
+  if (batch != nullptr) batch->detach(*this);
+}
+
+void Request::return_lease() noexcept {
+  if (lease) manager_->arena.leases().release(*lease);
+  lease.reset();
+  reset_pending = false;
+}
+
+}  // namespace sparse_kvcm

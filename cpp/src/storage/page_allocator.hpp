@@ -1,0 +1,53 @@
+// Hands out host page ids so that a request's pages come in runs as long as possible.
+//
+// Free pages are kept as maximal runs. A request that starts takes the beginning of a run that
+// would hold all it may ever need, and the rest of that stretch stays behind its last page as a
+// *claimed* run: free, and counted as free, but taken by others only when nothing else is left.
+// So requests that grow a page at a time stay contiguous, without reserving memory.
+//
+// Invariants: runs are disjoint; two unclaimed runs never touch; a claimed run begins right behind
+// the last page of the request that it waits for. Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+namespace sparse_kvcm {
+
+class PageAllocator {
+ public:
+  explicit PageAllocator(std::int32_t num_pages);
+
+  // Appends pages to `pages` until it has `count`, or until no page is free. `expected` is the most
+  // that the request may ever have. Returns true if it has `count` now; on false it keeps what
+  // there was. Never shrinks.
+  bool grow(std::vector<std::int32_t>& pages, std::int32_t count, std::int32_t expected);
+
+  // Gives back all but the first `count` pages. No-op if there are no more than that.
+  void shrink(std::vector<std::int32_t>& pages, std::int32_t count);
+
+  [[nodiscard]] std::int32_t num_free() const { return num_free_; }
+
+ private:
+  struct Run {
+    std::int32_t size = 0;
+    bool claimed = false;
+  };
+  using Runs = std::map<std::int32_t, Run>;  // by first page
+
+  std::int32_t take_behind(std::vector<std::int32_t>& pages, std::int32_t count);
+  std::int32_t take_fresh(std::vector<std::int32_t>& pages, std::int32_t count,
+                          std::int32_t expected);
+  [[nodiscard]] Runs::iterator find_fresh(std::int32_t expected);
+  [[nodiscard]] Runs::iterator longest_claimed();
+  void take_front(Runs::iterator run, std::int32_t count, std::vector<std::int32_t>& pages);
+  void insert_free(std::int32_t first, std::int32_t size);
+  void unclaim(std::int32_t first);
+
+  Runs runs_;
+  std::int32_t num_free_;
+};
+
+}  // namespace sparse_kvcm
