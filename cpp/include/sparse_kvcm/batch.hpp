@@ -120,8 +120,8 @@ class Batch {
   // int32 [b, k], row stride `selection_stride`, are device memory, b <= max_rows and
   // k <= the group's top_k. Default outputs are the Batch's own; null members of `outputs` fall
   // back to them.
-  // Throws InvalidArgument for a bad group, b or k. Launches while no step is open are allowed:
-  // the rows then report kErrorStale.
+  // Throws InvalidArgument for a bad group, b, k or selection_stride. Launches while no step is open
+  // are allowed: the rows then report kErrorStale.
   void resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b,
                const std::int32_t* selection, std::int32_t k, std::int64_t selection_stride,
                const ResolveOutputs& outputs, Stream stream);
@@ -132,7 +132,8 @@ class Batch {
 
   // Closes the step: commits the growth of `rows` (host array) in stream order after their reads;
   // rows of the step that it does not name get their lengths back. `rows` must have been resolved,
-  // fetched and written in every group. Rows whose request has been closed meanwhile are skipped.
+  // fetched and written in every group; a row that was resolved and then left out keeps entries of
+  // units that never came, so abort the step instead. Rows whose request has been closed meanwhile are skipped.
   // Throws InvalidState without an open step; InvalidArgument for a row that was not seated at
   // publish or is named twice.
   void record_read(std::span<const std::int32_t> rows, Stream stream);

@@ -36,7 +36,7 @@ struct KvCacheManagerConfig {
 // Options of one request.
 struct KvCacheOptions {
   std::int32_t need = 0;           // most units it will ever have, in [1, kMaxUnits]
-  std::int32_t cached_slots = -1;  // N of its leases; -1 = the manager's. Multiple of a page
+  std::int32_t cached_slots = -1;  // N of its leases, a multiple of a page; -1 = the manager's
 };
 
 // Throws InvalidArgument, naming the first field that is wrong, its limits and its value.

@@ -8,7 +8,6 @@
 // Source: SPARSE_ATTENTION_DESIGN.md, "resolve".
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace sparse_kvcm {
@@ -46,12 +45,16 @@ constexpr DecodedEntry decode_entry(Entry entry) {
   return {false, entry_stamp(entry), entry_resident(entry), entry_ordinal(entry)};
 }
 
+// No std::min: it would take the constant's address, which device code cannot.
+constexpr std::uint32_t saturated_age(std::uint32_t steps) {
+  return steps < kMaxAge ? steps : kMaxAge;
+}
+
 // Steps since the entry was last selected, saturated at 127. `last` is the clock of the lease's
 // previous resolve, `clock` that of this one; both wrap at 2^32.
 constexpr std::uint32_t entry_age(Entry entry, std::uint32_t last, std::uint32_t clock) {
-  const std::uint32_t since_last = clock - last;
   const std::uint32_t before_last = (last - entry_stamp(entry)) & kStampMask;
-  return since_last >= kMaxAge ? kMaxAge : std::min(kMaxAge, before_last + since_last);
+  return saturated_age(before_last + saturated_age(clock - last));
 }
 
 // Staleness of an unselected entry, 0 (used just now, resident) to 255 (empty, or the oldest age

@@ -44,13 +44,16 @@ class KvCacheManager {
   // Throws InvalidArgument for a bad config, NotAvailable for a device that is not there,
   // std::bad_alloc if memory lacks.
   explicit KvCacheManager(const KvCacheManagerConfig& config);
+  // On a state that was made elsewhere, for tests with a backend of their own.
+  explicit KvCacheManager(std::shared_ptr<ManagerState> state);
   ~KvCacheManager();
   KvCacheManager(const KvCacheManager&) = delete;
   KvCacheManager& operator=(const KvCacheManager&) = delete;
 
   // A SUSPENDED request without history. Takes no memory yet.
   // Throws InvalidArgument for a need outside [1, kMaxUnits], cached_slots that are not a multiple
-  // of a page or do not fit, or a lease larger than the arena.
+  // of a page or below the largest top_k (unless the lease is all window), or a lease larger than
+  // the arena.
   [[nodiscard]] std::shared_ptr<KvCache> create_kv_cache(const KvCacheOptions& options);
   // Throws InvalidArgument for bad options.
   [[nodiscard]] std::shared_ptr<Batch> create_batch(const BatchOptions& options);

@@ -75,6 +75,9 @@ struct ResolveParams {
   std::int32_t num_leases = 0;
   std::int32_t max_new_units = 0;           // >= 0, columns of write_slots
   std::int32_t no_write_slot = kNoSlot;     // fills write slots that name no unit (-1 or trash)
+  // Of a GPU launch; they change speed, never the result.
+  std::int32_t max_units = kMaxUnits;  // no row is expected to be longer; in [1, kMaxUnits]
+  std::int32_t threads = 0;            // of a block: 256, 512, or 0 = whichever needs fewer waves
   // Outputs.
   std::int32_t* slots = nullptr;          // [b, k]
   std::int32_t* write_slots = nullptr;    // [b, max_new_units]; column j: unit committed + j

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/ops_check.hpp"
 #include "core/check.hpp"
 
 namespace sparse_kvcm {
@@ -17,6 +18,13 @@ BatchState::BatchState(std::shared_ptr<ManagerState> manager, const BatchOptions
       // Unknown until the first publish, which writes -1 everywhere.
       published_pages_(seats_.size(), static_cast<std::int32_t>(memory_.max_pages)) {
   for (std::int32_t row = 0; row < options_.max_rows; ++row) mark_dirty(row);
+  // Launches before the first publish find nobody seated.
+  const std::vector<RowState> nobody(seats_.size());
+  const Upload upload{reinterpret_cast<std::byte*>(memory_.row_states), nobody.data(),
+                      nobody.size() * sizeof(RowState)};
+  manager_->timeline.enter(0);
+  manager_->backend->upload({&upload, 1}, 0);
+  manager_->timeline.leave(0);
 }
 
 std::int32_t BatchState::add(const RequestPtr& request) {
@@ -109,7 +117,12 @@ void BatchState::resolve(std::int32_t group, const std::int32_t* rows, std::int3
                          const std::int32_t* selection, std::int32_t k,
                          std::int64_t selection_stride, const ResolveOutputs& outputs,
                          Stream stream) {
-  check_launch("Batch.resolve", group, rows, b, k);
+  const char* function = "Batch.resolve";
+  check_launch(function, group, rows, b, k);
+  if (selection == nullptr && b > 0) fail_argument(function, "selection is null");
+  if (selection_stride < k) {
+    fail_argument(function, "selection_stride must be >= k ", k, ", got ", selection_stride);
+  }
   const ResolveOutputs out = with_defaults(group, outputs);
   ops::ResolveParams params;
   params.launch = launch_rows(rows, b);
@@ -123,6 +136,7 @@ void BatchState::resolve(std::int32_t group, const std::int32_t* rows, std::int3
   params.num_leases = manager_->config.max_leases;
   params.max_new_units = manager_->config.max_new_units;
   params.no_write_slot = options_.no_write_slot;
+  params.max_units = options_.max_units;
   params.slots = out.slots;
   params.write_slots = out.write_slots;
   params.miss_ordinals = out.miss_ordinals;
@@ -130,7 +144,8 @@ void BatchState::resolve(std::int32_t group, const std::int32_t* rows, std::int3
   params.miss_counts = out.miss_counts;
   params.hit_counts = out.hit_counts;
   params.errors = launch_errors(group, out);
-  ops::resolve(manager_->config.device, params, stream);
+  check(params);
+  if (b > 0) manager_->backend->resolve(params, stream);
 }
 
 void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
@@ -147,7 +162,13 @@ void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_
   params.max_pages = memory_.max_pages;
   params.memory = manager_->memory(group);
   params.errors = launch_errors(group, out);
-  ops::fetch(manager_->config.device, params, stream);
+  check(params);
+  if (b > 0) manager_->backend->fetch(params, stream);
+}
+
+StepErrors BatchState::take_errors() {
+  check_open("Batch.take_errors");
+  return errors_.take();
 }
 
 ResolveOutputs BatchState::outputs(std::int32_t group) const {
@@ -206,7 +227,6 @@ std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {
   request->last_batch_id = id_;
   request->batch = this;
   request->row = row;
-  request->stable_pages = 0;
   seats_[static_cast<std::size_t>(row)] = request;
   mark_dirty(row);
   return row;

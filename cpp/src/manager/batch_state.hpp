@@ -43,7 +43,7 @@ class BatchState {
   void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
              const ResolveOutputs& outputs, Stream stream);
   [[nodiscard]] ResolveOutputs outputs(std::int32_t group) const;
-  [[nodiscard]] StepErrors take_errors() { return errors_.take(); }
+  [[nodiscard]] StepErrors take_errors();
 
   // --- for Request ---
   void mark_dirty(std::int32_t row) { dirty_.insert(row); }

@@ -41,14 +41,17 @@ void check_options(const ManagerState& state, const KvCacheOptions& options) {
   }
   const std::int32_t page = state.config.units_per_page();
   const std::int32_t low = largest_top_k(state.config);
-  std::int64_t cached = options.cached_slots;
-  if (cached < 0) {
-    cached = state.config.cached_slots;
-  } else if (cached < low || cached > kMaxCachedSlots || cached % page != 0) {
-    fail_argument(function, "cached_slots must be a multiple of the page's units ", page, " in [",
-                  low, " (largest top_k), ", kMaxCachedSlots, "], got ", cached);
+  const std::int64_t cached =
+      options.cached_slots == -1 ? state.config.cached_slots : options.cached_slots;
+  if (cached < 0 || cached > kMaxCachedSlots || cached % page != 0) {
+    fail_argument(function, "cached_slots must be a multiple of the page's units ", page,
+                  " in [0, ", kMaxCachedSlots, "], or -1 for the manager's, got ", cached);
   }
   const std::int64_t most = cached + state.config.window_slots;
+  if (options.need > most && cached < low) {
+    fail_argument(function, "cached_slots must be >= the largest top_k ", low, " for a need of ",
+                  options.need, " units, which does not fit the lease as a whole, got ", cached);
+  }
   const std::int64_t all_window = (std::int64_t{options.need} + page - 1) / page * page;
   const std::int64_t lease = options.need <= most ? all_window : most;
   if (lease > state.arena.num_slots()) {
@@ -76,7 +79,8 @@ void check_options(const ManagerState& state, const BatchOptions& options) {
 }  // namespace
 
 KvCacheManager::KvCacheManager(const KvCacheManagerConfig& config)
-    : state_(std::make_shared<ManagerState>(checked(config))) {}
+    : state_(std::make_shared<ManagerState>(checked(config), backend_for(config.device))) {}
+KvCacheManager::KvCacheManager(std::shared_ptr<ManagerState> state) : state_(std::move(state)) {}
 KvCacheManager::~KvCacheManager() = default;
 
 std::shared_ptr<KvCache> KvCacheManager::create_kv_cache(const KvCacheOptions& options) {

@@ -2,9 +2,10 @@
 
 namespace sparse_kvcm {
 
-ManagerState::ManagerState(const KvCacheManagerConfig& checked_config)
+ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
+                           std::shared_ptr<Backend> chosen_backend)
     : config(checked_config),
-      backend(backend_for(config.device)),
+      backend(std::move(chosen_backend)),
       history(config, *backend),
       arena(config, *backend),
       timeline(*backend) {

@@ -17,7 +17,7 @@ namespace sparse_kvcm {
 class ManagerState {
  public:
   // REQUIRES: a checked config.
-  explicit ManagerState(const KvCacheManagerConfig& config);
+  ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend);
 
   // Moves units between the arena and host history in all groups.
   void move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,

@@ -1,0 +1,102 @@
+// sparse_kvcm_bench [--device NAME] [--list] [BENCH ...]
+//
+// Runs the named benchmarks, or all, and prints one JSON object per case and line; a case that the
+// device does not have is named on stderr. scripts/bench makes a table of it.
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "core/check.hpp"
+#include "registry.hpp"
+#include "sparse_kvcm/device.hpp"
+
+namespace sparse_kvcm::bench {
+namespace {
+
+struct Arguments {
+  Device device;
+  bool list = false;
+  std::vector<std::string> benches;  // empty = all
+};
+
+bool has_bench(const std::string& name) {
+  return std::any_of(registry().begin(), registry().end(),
+                     [&](const Case& known) { return known.bench == name; });
+}
+
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--list") {
+      arguments.list = true;
+    } else if (words[i] == "--device") {
+      if (++i == words.size()) fail_argument("bench", "--device needs a name");
+      arguments.device = parse_device(words[i]);
+    } else if (has_bench(words[i])) {
+      arguments.benches.push_back(words[i]);
+    } else {
+      fail_argument("bench", "there is no benchmark \"", words[i], "\"; --list shows all");
+    }
+  }
+  return arguments;
+}
+
+std::string number(std::optional<double> value) {
+  if (!value) return "null";
+  std::ostringstream out;
+  out << *value;
+  return out.str();
+}
+
+void print(const Case& done, const Measurement& result) {
+  std::cout << "{\"bench\": \"" << done.bench << "\", \"case\": \"" << done.name
+            << "\", \"value\": " << number(result.value) << ", \"unit\": \"" << result.unit
+            << "\", \"limit\": " << number(result.limit) << ", \"share\": " << number(result.share)
+            << "}" << std::endl;
+}
+
+void run(const Arguments& arguments) {
+  const auto& wanted = arguments.benches;
+  if (!arguments.list)
+    static_cast<void>(backend_for(arguments.device));  // throws if it is not there
+  Context context(arguments.device);
+  for (const Case& known : registry()) {
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), known.bench) == wanted.end()) {
+      continue;
+    }
+    if (arguments.list) {
+      std::cout << known.bench << " " << known.name << "\n";
+      continue;
+    }
+    try {
+      print(known, known.run(context));
+    } catch (const NotAvailable& error) {
+      std::cerr << known.bench << " " << known.name << ": " << error.what() << "\n";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sparse_kvcm::bench
+
+int main(int argc, char** argv) {
+  using namespace sparse_kvcm::bench;
+  auto& cases = registry();
+  std::sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) {
+    return std::tie(a.bench, a.name) < std::tie(b.bench, b.name);
+  });
+  try {
+    run(parse({argv + 1, argv + argc}));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}

@@ -1,0 +1,77 @@
+// Checks arguments that come from Python. They arrive as plain objects, so that what is wrong can be
+// said with function, argument, limit and value; a typed nanobind argument only says "incompatible".
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/check.hpp"
+#include "sparse_kvcm/types.hpp"
+
+namespace sparse_kvcm::bindings {
+
+namespace nb = nanobind;
+
+// A named argument of a bound function. None is let through, to be refused by name.
+[[nodiscard]] inline auto arg(const char* name) { return nb::arg(name).none(); }
+
+// Type and, for short values, value: "float 1.5", "None", "list [1, 2]".
+[[nodiscard]] std::string describe(nb::handle value);
+
+// The index into a sequence argument: "layers[2]".
+[[nodiscard]] std::string item_name(std::string_view name, std::size_t index);
+
+// An int, or what Python takes as an index (NumPy integers); not bool, nothing else is converted.
+// Throws InvalidArgument if it is no int or outside [min, max].
+[[nodiscard]] std::int64_t to_int64(const char* function, std::string_view name, nb::handle value,
+                                    std::int64_t min, std::int64_t max);
+
+// An int that T holds. Limits of meaning are the callee's to check.
+template <class T>
+[[nodiscard]] T to_int(const char* function, std::string_view name, nb::handle value) {
+  constexpr std::int64_t kMax = sizeof(T) == 8
+                                    ? std::numeric_limits<std::int64_t>::max()
+                                    : static_cast<std::int64_t>(std::numeric_limits<T>::max());
+  return static_cast<T>(
+      to_int64(function, name, value, std::int64_t{std::numeric_limits<T>::min()}, kMax));
+}
+
+[[nodiscard]] inline Stream to_stream(const char* function, nb::handle value) {
+  return to_int<Stream>(function, "stream", value);
+}
+
+// The items of a list, tuple or other iterable that is not a str, bytes or mapping.
+// `of` names them in the message: "ints".
+[[nodiscard]] std::vector<nb::object> to_items(const char* function, std::string_view name,
+                                               nb::handle value, const char* of);
+[[nodiscard]] std::vector<std::int32_t> to_int32s(const char* function, std::string_view name,
+                                                  nb::handle value);
+
+// A `dict[int, object]` or another mapping.
+struct IntItem {
+  std::int32_t key = 0;
+  nb::object value;
+};
+[[nodiscard]] std::vector<IntItem> to_int_items(const char* function, std::string_view name,
+                                                nb::handle value);
+
+[[nodiscard]] std::string to_text(const char* function, std::string_view name, nb::handle value);
+
+// An instance of the bound class T.
+template <class T>
+[[nodiscard]] T& to_instance(const char* function, std::string_view name, nb::handle value) {
+  T* instance = nullptr;
+  if (!value.is_none()) nb::try_cast(value, instance, false);
+  if (instance == nullptr) {
+    fail_argument(function, name, " must be a ", nb::str(nb::type<T>().attr("__name__")).c_str(),
+                  ", got ", describe(value));
+  }
+  return *instance;
+}
+
+}  // namespace sparse_kvcm::bindings

@@ -1,0 +1,16 @@
+// The parts of the extension module, one per concept and file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace sparse_kvcm::bindings {
+
+void bind_errors(nanobind::module_& m);
+void bind_device(nanobind::module_& m);
+void bind_config(nanobind::module_& m);
+void bind_kv_cache(nanobind::module_& m);
+void bind_batch(nanobind::module_& m);
+void bind_manager(nanobind::module_& m);
+void bind_ops(nanobind::module_& m);
+
+}  // namespace sparse_kvcm::bindings

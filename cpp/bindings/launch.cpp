@@ -1,0 +1,67 @@
+#include "launch.hpp"
+
+#include <string>
+
+#include "args.hpp"
+
+namespace sparse_kvcm::bindings {
+namespace {
+
+using Shape = std::vector<std::string_view>;
+
+// Field `name` of a ResolveOutputs, or of anything with the same attributes.
+nb::object field(const ArrayChecker& checker, nb::handle out, const char* name) {
+  if (!nb::hasattr(out, name)) {
+    fail_argument(checker.function(), "out must be a ResolveOutputs, got ", describe(out),
+                  " without ", name);
+  }
+  return out.attr(name);
+}
+
+Array take_field(ArrayChecker& checker, nb::handle out, const char* name, const Shape& shape,
+                 Access access = Access::kWrite, Elements elements = Elements::kInt32) {
+  return checker.take(std::string("out.") + name, field(checker, out, name),
+                      {.elements = elements, .shape = shape, .access = access});
+}
+
+}  // namespace
+
+ResolveOutputs OutputArrays::pointers() const {
+  return {slots.data<std::int32_t>(),         write_slots.data<std::int32_t>(),
+          miss_ordinals.data<std::int32_t>(), miss_slots.data<std::int32_t>(),
+          miss_counts.data<std::int32_t>(),   hit_counts.data<std::int32_t>(),
+          errors.data<std::uint32_t>()};
+}
+
+Array take_selection(ArrayChecker& checker, nb::handle selection) {
+  return checker.take("selection", selection, {.shape = {"b", "k"}, .strides = Strides::kRows});
+}
+
+Array take_rows(ArrayChecker& checker, nb::handle rows) {
+  return checker.take("rows", rows, {.shape = {"b"}});
+}
+
+OutputArrays take_outputs(ArrayChecker& checker, nb::handle out) {
+  const Shape per_row = {"b"};
+  const Shape per_unit = {"b", "k"};
+  return {.slots = take_field(checker, out, "slots", per_unit),
+          .write_slots = take_field(checker, out, "write_slots", {"b", "max_new_units"}),
+          .miss_ordinals = take_field(checker, out, "miss_ordinals", per_unit),
+          .miss_slots = take_field(checker, out, "miss_slots", per_unit),
+          .miss_counts = take_field(checker, out, "miss_counts", per_row),
+          .hit_counts = take_field(checker, out, "hit_counts", per_row),
+          .errors = take_field(checker, out, "errors", per_row, Access::kWrite, Elements::kWord)};
+}
+
+OutputArrays take_misses(ArrayChecker& checker, nb::handle out) {
+  const Shape per_row = {"b"};
+  const Shape per_unit = {"b", "k"};
+  OutputArrays arrays;
+  arrays.miss_ordinals = take_field(checker, out, "miss_ordinals", per_unit, Access::kRead);
+  arrays.miss_slots = take_field(checker, out, "miss_slots", per_unit, Access::kRead);
+  arrays.miss_counts = take_field(checker, out, "miss_counts", per_row, Access::kRead);
+  arrays.errors = take_field(checker, out, "errors", per_row, Access::kWrite, Elements::kWord);
+  return arrays;
+}
+
+}  // namespace sparse_kvcm::bindings

@@ -1,0 +1,33 @@
+#include "backend/backend.hpp"
+
+#include <map>
+#include <mutex>
+
+#include "core/check.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+std::shared_ptr<Backend> make_backend(Device device) {
+  if (device.kind == DeviceKind::kCuda) return make_cuda_backend(device.index);
+  if (device.index != 0) {
+    fail_argument("backend_for", "the index of the CPU must be 0, got ", device.index);
+  }
+  return make_cpu_backend();
+}
+
+}  // namespace
+
+std::shared_ptr<Backend> backend_for(Device device) {
+  if (device.index < 0) {
+    fail_argument("backend_for", "the index of a device must be >= 0, got ", device.index);
+  }
+  static std::mutex mutex;
+  static std::map<std::pair<DeviceKind, std::int32_t>, std::shared_ptr<Backend>> backends;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Backend>& backend = backends[{device.kind, device.index}];
+  if (!backend) backend = make_backend(device);
+  return backend;
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,79 @@
+#include "cpu/cpu_backend.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "core/check.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+constexpr std::size_t kBufferAlignment = 64;
+
+// calloc, so that the zeroes of a large pool cost nothing until they are touched.
+class HostBuffer final : public Buffer {
+ public:
+  explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
+    if (bytes > std::numeric_limits<std::size_t>::max() - kBufferAlignment) throw std::bad_alloc();
+    std::size_t space = bytes + kBufferAlignment;
+    memory_.reset(std::calloc(space, 1));
+    if (!memory_) throw std::bad_alloc();
+    void* aligned = memory_.get();
+    data_ = static_cast<std::byte*>(std::align(kBufferAlignment, bytes, aligned, space));
+  }
+
+  [[nodiscard]] std::byte* data() const override { return data_; }
+  [[nodiscard]] std::byte* device_data() const override { return data_; }
+  [[nodiscard]] std::size_t bytes() const override { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+
+  std::size_t bytes_;
+  std::unique_ptr<void, Free> memory_;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace
+
+BufferPtr CpuBackend::allocate_device(std::size_t bytes) {
+  return std::make_shared<HostBuffer>(bytes);
+}
+
+BufferPtr CpuBackend::allocate_pinned(std::size_t bytes) {
+  return std::make_shared<HostBuffer>(bytes);
+}
+
+void CpuBackend::upload(std::span<const Upload> uploads, Stream) {
+  for (const Upload& upload : uploads) {
+    if (upload.bytes > 0) std::memcpy(upload.destination, upload.source, upload.bytes);
+  }
+}
+
+void CpuBackend::download(Buffer& destination, const std::byte* source, std::size_t bytes, Stream) {
+  if (bytes > destination.bytes()) {
+    fail_argument("Backend.download", "bytes must be at most the destination's ",
+                  destination.bytes(), ", got ", bytes);
+  }
+  if (bytes > 0) std::memcpy(destination.data(), source, bytes);
+}
+
+void CpuBackend::clear(std::byte* destination, std::size_t bytes, Stream) {
+  if (bytes > 0) std::memset(destination, 0, bytes);
+}
+
+EventPtr CpuBackend::record(Stream) { return std::make_shared<const Event>(); }
+void CpuBackend::wait(Stream, const Event&) {}
+void CpuBackend::synchronize(const Event&) {}
+bool CpuBackend::is_done(const Event&) const { return true; }
+bool CpuBackend::is_capturing(Stream) const { return false; }
+
+std::shared_ptr<Backend> make_cpu_backend() { return std::make_shared<CpuBackend>(); }
+
+}  // namespace sparse_kvcm

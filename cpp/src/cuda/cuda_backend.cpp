@@ -1,0 +1,97 @@
+#include "cuda/cuda_backend.hpp"
+
+#include <memory>
+
+#include "core/check.hpp"
+#include "cuda/error.hpp"
+#include "cuda/kernels.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+[[noreturn]] void fail_missing(const char* function) {
+  throw NotAvailable(message(function, "the CUDA backend does not have this operation yet"));
+}
+
+}  // namespace
+
+BufferPtr CudaBackend::allocate_device(std::size_t bytes) {
+  const DeviceGuard guard(index_);
+  return std::make_shared<CudaBuffer>(CudaMemory::kDevice, bytes);
+}
+
+BufferPtr CudaBackend::allocate_pinned(std::size_t bytes) {
+  const DeviceGuard guard(index_);
+  return std::make_shared<CudaBuffer>(CudaMemory::kPinned, bytes);
+}
+
+void CudaBackend::upload(std::span<const Upload> uploads, Stream stream) {
+  const DeviceGuard guard(index_);
+  staging_.upload(uploads, cuda_stream(stream));
+}
+
+void CudaBackend::download(Buffer& destination, const std::byte* source, std::size_t bytes,
+                           Stream stream) {
+  if (bytes > destination.bytes()) {
+    fail_argument("Backend.download", "bytes must be at most the destination's ",
+                  destination.bytes(), ", got ", bytes);
+  }
+  if (bytes == 0) return;
+  const DeviceGuard guard(index_);
+  SPARSE_KVCM_CUDA_CHECK(cudaMemcpyAsync(destination.data(), source, bytes, cudaMemcpyDeviceToHost,
+                                         cuda_stream(stream)));
+}
+
+void CudaBackend::clear(std::byte* destination, std::size_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  const DeviceGuard guard(index_);
+  SPARSE_KVCM_CUDA_CHECK(cudaMemsetAsync(destination, 0, bytes, cuda_stream(stream)));
+}
+
+EventPtr CudaBackend::record(Stream stream) {
+  const DeviceGuard guard(index_);
+  const auto event = std::make_shared<CudaEvent>();
+  event->record(cuda_stream(stream));
+  return event;
+}
+
+void CudaBackend::wait(Stream stream, const Event& event) {
+  const DeviceGuard guard(index_);
+  const auto& recorded = static_cast<const CudaEvent&>(event);
+  SPARSE_KVCM_CUDA_CHECK(cudaStreamWaitEvent(cuda_stream(stream), recorded.get(), 0));
+}
+
+void CudaBackend::synchronize(const Event& event) {
+  const DeviceGuard guard(index_);
+  SPARSE_KVCM_CUDA_CHECK(cudaEventSynchronize(static_cast<const CudaEvent&>(event).get()));
+}
+
+bool CudaBackend::is_done(const Event& event) const {
+  const DeviceGuard guard(index_);
+  return static_cast<const CudaEvent&>(event).done();
+}
+
+bool CudaBackend::is_capturing(Stream stream) const {
+  const DeviceGuard guard(index_);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t result = cudaStreamIsCapturing(cuda_stream(stream), &status);
+  if (result == cudaErrorStreamCaptureImplicit) {
+    // The default stream, asked while another stream captures: its work would end the capture.
+    static_cast<void>(cudaGetLastError());
+    return true;
+  }
+  check_cuda(result, "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void CudaBackend::resolve(const ops::ResolveParams&, Stream) { fail_missing("resolve"); }
+void CudaBackend::fetch(const ops::FetchParams&, Stream) { fail_missing("fetch"); }
+void CudaBackend::move_units(const ops::MoveParams&, Stream) { fail_missing("move_units"); }
+void CudaBackend::reset_leases(const ops::ResetParams&, Stream) { fail_missing("reset_leases"); }
+
+void CudaBackend::convert(const ops::ConvertParams& params, Stream stream) {
+  const DeviceGuard guard(index_);
+  launch_convert(params, cuda_stream(stream));
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,45 @@
+// The CUDA backend: host side. Kernels are in .cu files behind the launchers of kernels.hpp.
+// Every call makes its device current and puts back what was; work goes to the caller's stream.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "backend/backend.hpp"
+#include "cuda/staging.hpp"
+
+namespace sparse_kvcm {
+
+class CudaBackend final : public Backend {
+ public:
+  // REQUIRES: the device exists.
+  explicit CudaBackend(std::int32_t index) : index_(index) {}
+
+  [[nodiscard]] Device device() const override { return {DeviceKind::kCuda, index_}; }
+
+  [[nodiscard]] BufferPtr allocate_device(std::size_t bytes) override;
+  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes) override;
+
+  void upload(std::span<const Upload> uploads, Stream stream) override;
+  void download(Buffer& destination, const std::byte* source, std::size_t bytes,
+                Stream stream) override;
+  void clear(std::byte* destination, std::size_t bytes, Stream stream) override;
+
+  [[nodiscard]] EventPtr record(Stream stream) override;
+  void wait(Stream stream, const Event& event) override;
+  void synchronize(const Event& event) override;
+  [[nodiscard]] bool is_done(const Event& event) const override;
+  [[nodiscard]] bool is_capturing(Stream stream) const override;
+
+  void resolve(const ops::ResolveParams& params, Stream stream) override;
+  void fetch(const ops::FetchParams& params, Stream stream) override;
+  void move_units(const ops::MoveParams& params, Stream stream) override;
+  void convert(const ops::ConvertParams& params, Stream stream) override;
+  void reset_leases(const ops::ResetParams& params, Stream stream) override;
+
+ private:
+  std::int32_t index_;
+  Staging staging_;
+};
+
+}  // namespace sparse_kvcm

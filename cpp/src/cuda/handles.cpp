@@ -1,0 +1,60 @@
+// Pinned memory is mapped at the address that the host uses (unified addressing, which every GPU
+// that we build for has), so one pointer serves both sides.
+#include "cuda/handles.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "cuda/error.hpp"
+
+namespace sparse_kvcm {
+
+DeviceGuard::DeviceGuard(std::int32_t index) {
+  SPARSE_KVCM_CUDA_CHECK(cudaGetDevice(&previous_));
+  SPARSE_KVCM_CUDA_CHECK(cudaSetDevice(index));
+}
+
+DeviceGuard::~DeviceGuard() { static_cast<void>(cudaSetDevice(previous_)); }
+
+CudaEvent::CudaEvent() {
+  SPARSE_KVCM_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+}
+
+CudaEvent::~CudaEvent() { static_cast<void>(cudaEventDestroy(event_)); }
+
+void CudaEvent::record(cudaStream_t stream) {
+  SPARSE_KVCM_CUDA_CHECK(cudaEventRecord(event_, stream));
+}
+
+bool CudaEvent::done() const {
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) return false;
+  check_cuda(status, "cudaEventQuery");
+  return true;
+}
+
+CudaBuffer::CudaBuffer(CudaMemory kind, std::size_t bytes) : kind_(kind), bytes_(bytes) {
+  if (bytes == 0) return;
+  void* memory = nullptr;
+  if (kind == CudaMemory::kPinned) {
+    SPARSE_KVCM_CUDA_CHECK(
+        cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+    std::memset(memory, 0, bytes);
+    data_ = static_cast<std::byte*>(memory);
+    return;
+  }
+  SPARSE_KVCM_CUDA_CHECK(cudaMalloc(&memory, bytes));
+  // On the legacy stream, and waited for: later work on any stream finds zeros.
+  cudaError_t status = cudaMemset(memory, 0, bytes);
+  if (status == cudaSuccess) status = cudaStreamSynchronize(cudaStreamLegacy);
+  if (status != cudaSuccess) static_cast<void>(cudaFree(memory));
+  check_cuda(status, "cudaMemset");
+  data_ = static_cast<std::byte*>(memory);
+}
+
+CudaBuffer::~CudaBuffer() {
+  if (data_ == nullptr) return;
+  static_cast<void>(kind_ == CudaMemory::kPinned ? cudaFreeHost(data_) : cudaFree(data_));
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,63 @@
+// Owners of CUDA objects. Destructors never throw, and stay silent when the driver is gone.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backend/backend.hpp"
+
+namespace sparse_kvcm {
+
+inline cudaStream_t cuda_stream(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+// Makes `index` the thread's current device for its own lifetime.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(std::int32_t index);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+};
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent();  // on the current device, without timing
+  ~CudaEvent() override;
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  void record(cudaStream_t stream);
+  [[nodiscard]] bool done() const;  // everything before the last record has run
+  [[nodiscard]] cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+enum class CudaMemory : std::uint8_t { kDevice, kPinned };
+
+// Zeroed memory of the current device, or pinned host memory that every device can read.
+class CudaBuffer final : public Buffer {
+ public:
+  CudaBuffer(CudaMemory kind, std::size_t bytes);
+  ~CudaBuffer() override;
+  CudaBuffer(const CudaBuffer&) = delete;
+  CudaBuffer& operator=(const CudaBuffer&) = delete;
+
+  [[nodiscard]] std::byte* data() const override {
+    return kind_ == CudaMemory::kPinned ? data_ : nullptr;
+  }
+  [[nodiscard]] std::byte* device_data() const override { return data_; }
+  [[nodiscard]] std::size_t bytes() const override { return bytes_; }
+
+ private:
+  CudaMemory kind_;
+  std::size_t bytes_;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace sparse_kvcm

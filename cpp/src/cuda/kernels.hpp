@@ -1,0 +1,15 @@
+// Launchers of the kernels: each enqueues on `stream` of the current device and checks the launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "sparse_kvcm/ops.hpp"
+
+namespace sparse_kvcm {
+
+void launch_convert(const ops::ConvertParams& params, cudaStream_t stream);
+
+// cudaSuccess if this build has code for the current device.
+[[nodiscard]] cudaError_t probe_kernel_image();
+
+}  // namespace sparse_kvcm

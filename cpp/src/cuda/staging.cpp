@@ -1,0 +1,47 @@
+#include "cuda/staging.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "cuda/error.hpp"
+
+namespace sparse_kvcm {
+
+constexpr std::size_t kSmallestChunk = 64 * 1024;
+
+// A chunk that is large enough and no longer read, or a new one.
+std::unique_ptr<Staging::Chunk> Staging::take(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(chunks_.begin(), chunks_.end(), [&](const auto& chunk) {
+    return chunk->memory.bytes() >= bytes && chunk->copied.done();
+  });
+  if (found == chunks_.end()) {
+    return std::make_unique<Chunk>(std::bit_ceil(std::max(bytes, kSmallestChunk)));
+  }
+  std::unique_ptr<Chunk> chunk = std::move(*found);
+  chunks_.erase(found);
+  return chunk;
+}
+
+void Staging::upload(std::span<const Upload> uploads, cudaStream_t stream) {
+  std::size_t total = 0;
+  for (const Upload& upload : uploads) total += upload.bytes;
+  if (total == 0) return;
+
+  std::unique_ptr<Chunk> chunk = take(total);
+  std::byte* staged = chunk->memory.data();
+  for (const Upload& upload : uploads) {
+    if (upload.bytes == 0) continue;
+    std::memcpy(staged, upload.source, upload.bytes);
+    SPARSE_KVCM_CUDA_CHECK(
+        cudaMemcpyAsync(upload.destination, staged, upload.bytes, cudaMemcpyHostToDevice, stream));
+    staged += upload.bytes;
+  }
+  chunk->copied.record(stream);
+  const std::lock_guard lock(mutex_);
+  chunks_.push_back(std::move(chunk));
+}
+
+}  // namespace sparse_kvcm

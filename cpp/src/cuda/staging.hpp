@@ -1,0 +1,34 @@
+// Pinned staging for uploads: the caller's memory may be anything and may change when upload
+// returns, so its bytes go through chunks of ours. A chunk is written again only after the event
+// behind its last copy. Nothing waits: if every chunk is in flight, there is one more.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "cuda/handles.hpp"
+
+namespace sparse_kvcm {
+
+// Thread-safe. Belongs to one device, which must be current in every call.
+class Staging {
+ public:
+  void upload(std::span<const Upload> uploads, cudaStream_t stream);
+
+ private:
+  struct Chunk {
+    explicit Chunk(std::size_t bytes) : memory(CudaMemory::kPinned, bytes) {}
+    CudaBuffer memory;
+    CudaEvent copied;
+  };
+
+  std::unique_ptr<Chunk> take(std::size_t bytes);
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Chunk>> chunks_;
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,200 @@
+"""A stock GLM-5 decodes with its latent KV history in host memory: same tokens, far less device.
+
+Builds a tiny random GLM-5, runs the same prompts through `generate` twice, once with transformers'
+own cache and once with an OffloadedCache whose leases are far smaller than the histories, and
+compares every token. Exits 1 at the first difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import time
+
+import torch
+import transformers
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM, StoppingCriteria
+
+from sparse_kvcm.integrations.transformers import IMPLEMENTATION, GroupStatistics, OffloadedCache
+
+TOP_K = 24
+PAGE = 8
+CACHED_SLOTS = 3 * TOP_K
+PROMPT_LENGTHS = (700, 610, 520)
+VOCABULARY = 1024
+HEADINGS = ("group", "layers", "hits", "misses", "hit rate", "fetched", "device", "history")
+
+console = Console(highlight=False)
+
+
+class Advance(StoppingCriteria):
+    """Moves the progress bar after each token; stops nothing."""
+
+    def __init__(self, progress: Progress, description: str, total: int) -> None:
+        self.progress = progress
+        self.task = progress.add_task(description, total=total)
+
+    def __call__(
+        self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: object
+    ) -> torch.Tensor:
+        """Count one token."""
+        self.progress.advance(self.task)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def build(implementation: str) -> GlmMoeDsaForCausalLM:
+    """Make the model: five layers in two selection groups, the same weights each time."""
+    config = GlmMoeDsaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        kv_lora_rank=48,
+        q_lora_rank=64,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        index_topk=TOP_K,
+        index_head_dim=32,
+        index_n_heads=2,
+        first_k_dense_replace=1,
+        indexer_types=["full", "full", "shared", "shared", "shared"],
+        max_position_embeddings=2048,
+        initializer_range=0.2,  # large enough that the tokens vary
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = GlmMoeDsaForCausalLM._from_config(config, attn_implementation=implementation)
+    return model.eval()
+
+
+def left_padded(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make random prompts, padded on the left, and their mask."""
+    longest = max(lengths)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, VOCABULARY, (len(lengths), longest), generator=generator)
+    mask = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
+    return ids * mask, mask.long()
+
+
+def generate(
+    model: GlmMoeDsaForCausalLM,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    new_tokens: int,
+    progress: Progress,
+    description: str,
+    cache: OffloadedCache | None = None,
+) -> torch.Tensor:
+    """Decode greedily; the new tokens, one row per request."""
+    options: dict[str, object] = {}
+    if cache is not None:
+        # transformers 5.24 renamed the argument.
+        new_name = "cache" in inspect.signature(model.forward).parameters
+        options["cache" if new_name else "past_key_values"] = cache
+    output = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        stopping_criteria=[Advance(progress, description, new_tokens)],
+        **options,
+    )
+    tokens: torch.Tensor = output[:, ids.shape[1] :]
+    return tokens
+
+
+def difference(tokens: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Describe the first token, in order of decoding, that differs."""
+    places = (tokens != expected).T.nonzero()
+    if not len(places):
+        return None
+    position, request = places[0].tolist()
+    return (
+        f"request {request}, token {position}: {int(tokens[request, position])} offloaded, "
+        f"{int(expected[request, position])} stock"
+    )
+
+
+def table(statistics: list[GroupStatistics]) -> Table:
+    """Lay out the statistics of all selection groups."""
+    rows = Table(title="Selection groups; fetched, device and history in KiB", box=SIMPLE)
+    for name in HEADINGS:
+        rows.add_column(name, justify="right", no_wrap=True)
+    for one in statistics:
+        rows.add_row(
+            str(one.group),
+            " ".join(map(str, one.layers)),
+            f"{one.hits:,}",
+            f"{one.misses:,}",
+            f"{one.hit_rate:.1%}",
+            f"{one.bytes_fetched / 1024:,.0f}",
+            f"{one.device_bytes / 1024:,.0f}",
+            f"{one.history_bytes / 1024:,.0f}",
+        )
+    return rows
+
+
+def check_run(cache: OffloadedCache, num_requests: int, new_tokens: int) -> str | None:
+    """Say what would make the comparison worthless, if anything does."""
+    for one in cache.statistics():
+        if one.steps != new_tokens - 1 or one.rows != one.steps * num_requests:
+            return f"decode was not batched: {one.rows} rows in {one.steps} steps"
+    for index, request in enumerate(cache.requests):
+        slots = request.lease.cached_slots + request.lease.window_slots
+        if request.length <= slots:
+            return f"history of request {index}, {request.length} units, fits its {slots} slots"
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run both and compare; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--new-tokens", type=int, default=220, help="tokens per request")
+    new_tokens = parser.parse_args(arguments).new_tokens
+    torch.set_num_threads(1)  # more threads only wait for each other at this size
+    ids, mask = left_padded(PROMPT_LENGTHS)
+    requests = len(PROMPT_LENGTHS)
+    console.print(
+        f"transformers {transformers.__version__}: tiny random GLM-5, {requests} requests of "
+        f"{', '.join(map(str, PROMPT_LENGTHS))} tokens, top-k {TOP_K}, "
+        f"leases of {CACHED_SLOTS} + {PAGE} slots"
+    )
+    begin = time.perf_counter()
+    with Progress(console=console) as progress:
+        expected = generate(build("eager"), ids, mask, new_tokens, progress, "stock cache")
+        model = build(IMPLEMENTATION)
+        cache = OffloadedCache(
+            model,
+            max_rows=requests,
+            max_length=ids.shape[1] + new_tokens,
+            cached_slots=CACHED_SLOTS,
+            tokens_per_block=PAGE,
+        )
+        tokens = generate(model, ids, mask, new_tokens, progress, "offloaded", cache)
+    console.print(table(cache.statistics()))
+    console.print(f"{time.perf_counter() - begin:.1f} s")
+    fault = difference(tokens, expected) or check_run(cache, requests, new_tokens)
+    cache.close()
+    if fault:
+        console.print(fault)
+        return 1
+    console.print(f"tokens identical: {requests} requests x {new_tokens} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Runs the benchmark program, prints its figures as a table and writes them as JSON records."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+COLUMNS = ("bench", "case", "value", "unit", "limit", "share")
+
+
+def output_of(*command: str) -> str:
+    """Return the standard output of a command, or "" if there is no such command or it fails."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def device_name(device: str) -> str:
+    """Name the machine that a figure belongs to."""
+    if device.startswith("cuda"):
+        index = device.partition(":")[2] or "0"
+        name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", index)
+        return name or device
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    models = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
+    return f"{models[0] if models else 'CPU'}, {len(os.sched_getaffinity(0))} cores"
+
+
+def commit() -> str:
+    """Return the commit of the checkout, marked with + if files differ from it; "" without git."""
+    name = output_of("git", "rev-parse", "--short", "HEAD")
+    return name + ("+" if name and output_of("git", "status", "--porcelain") else "")
+
+
+def cell(value: object) -> str:
+    """Format one cell of the table."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def print_table(records: list[dict[str, object]], title: str) -> None:
+    """Print the figures, with rich where it is installed."""
+    rows = [[cell(record[column]) for column in COLUMNS] for record in records]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+        print(title)
+        for row in [list(COLUMNS), *rows]:
+            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)))
+        return
+    table = Table(title=title)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("bench", "case", "unit") else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def main() -> int:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("program", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<index>")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the records")
+    parser.add_argument("--list", action="store_true", help="show the names and run nothing")
+    arguments = parser.parse_intermixed_args()
+
+    command = [arguments.program, "--device", arguments.device, *arguments.names]
+    if arguments.list:
+        return subprocess.run([*command, "--list"], check=False).returncode
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if run.returncode != 0:
+        return run.returncode
+
+    about = {
+        "device": device_name(arguments.device),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "commit": commit(),
+    }
+    records = [json.loads(line) | about for line in run.stdout.splitlines()]
+    print_table(records, about["device"])
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(records, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

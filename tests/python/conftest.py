@@ -1,0 +1,11 @@
+"""Shared settings. Failing hypothesis examples print how to reproduce them."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "sparse_kvcm",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("sparse_kvcm")
