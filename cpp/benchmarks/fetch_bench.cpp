@@ -21,6 +21,7 @@ constexpr std::int32_t kPagesPerRow = 256;
 constexpr std::int32_t kMisses = 266;      // per row
 constexpr std::int32_t kFlushed = 20'000;  // far more than a step's, so that no cache holds them
 constexpr std::int32_t kArenaPages = kRows * 4'096 / kUnitsPerPage;
+constexpr std::int32_t kNumSlots = kArenaPages * kUnitsPerPage;
 constexpr std::int32_t kHostPages = kRows * kPagesPerRow;
 
 class Group {
@@ -44,8 +45,8 @@ class Group {
   }
 
   [[nodiscard]] ops::GroupMemory memory() const {
-    return {pieces_,    host_->device_data(),        host_row_.unit_bytes,
-            kHostPages, kArenaPages * kUnitsPerPage, kUnitsPerPage};
+    return {pieces_,   host_->device_data(), host_row_.unit_bytes, kHostPages,
+            kNumSlots, kUnitsPerPage};
   }
 
  private:
@@ -105,7 +106,8 @@ Measurement flush(Context& context, const UnitLayout& layout) {
   Backend& backend = *backend_for(context.device());
   const Group group(backend, layout);
   std::vector<ops::UnitMove> moves;
-  for (std::int32_t i = 0; i < kFlushed; ++i) moves.push_back({i * 13, i * 3});
+  moves.reserve(kFlushed);
+  for (std::int32_t i = 0; i < kFlushed; ++i) moves.push_back({std::int64_t{i} * 13, i * 3});
   const std::vector<ops::GroupMemory> groups{group.memory()};
   const ops::MoveParams params{moves, groups, ops::MoveDirection::kArenaToHost};
   const double seconds =

@@ -25,6 +25,7 @@ constexpr std::size_t kSteps = 32;  // selections that take turns
 
 std::vector<RowState> seats(const Shape& shape) {
   std::vector<RowState> rows;
+  rows.reserve(static_cast<std::size_t>(shape.b));
   for (std::int32_t r = 0; r < shape.b; ++r) {
     rows.push_back({.lease_id = r,
                     .base = r * (shape.cached_slots + kWindow),

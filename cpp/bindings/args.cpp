@@ -63,7 +63,7 @@ std::vector<nb::object> to_items(const char* function, std::string_view name, nb
     fail_argument(function, name, " must be a sequence of ", of, ", got ", describe(value));
   }
   std::vector<nb::object> items;
-  for (nb::handle item : nb::iter(value)) items.push_back(nb::borrow(item));
+  for (nb::handle item : nb::iter(iterator)) items.push_back(nb::borrow(item));
   return items;
 }
 

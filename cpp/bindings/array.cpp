@@ -148,9 +148,20 @@ std::optional<std::int64_t> fixed_extent(std::string_view name) {
   return parsed.ec == std::errc{} ? std::optional(value) : std::nullopt;
 }
 
-bool is_writable(nb::handle value) {
-  nb::ndarray<> array;
-  return nb::try_cast(value, array, false);
+// What `value` exports, and whether it may be written.
+struct Export {
+  AnyArray array;  // not valid if there is none
+  bool writable = false;
+};
+
+Export export_of(nb::handle value, Access access) {
+  if (value.is_none()) return {};
+  if (nb::ndarray<> array; access == Access::kWrite && nb::try_cast(value, array, false)) {
+    return {AnyArray(array), true};
+  }
+  AnyArray array;
+  if (!nb::try_cast(value, array, false)) return {};
+  return {array, false};
 }
 
 }  // namespace
@@ -167,8 +178,8 @@ std::int64_t Array::row_bytes() const {
 }
 
 Array ArrayChecker::take(std::string_view name, nb::handle value, const ArraySpec& spec) {
-  AnyArray array;
-  if (value.is_none() || !nb::try_cast(value, array, false)) {
+  auto [array, writable] = export_of(value, spec.access);
+  if (!array.is_valid()) {
     fail_argument(function_, name, " must be ", wanted(spec), ", got ", describe(value),
                   ": pass a NumPy array, a torch tensor or another DLPack exporter");
   }
@@ -188,7 +199,7 @@ Array ArrayChecker::take(std::string_view name, nb::handle value, const ArraySpe
     refuse(given(array) + strides_text(array), "pass a contiguous copy");
   }
   if (!is_aligned(array)) refuse(given(array) + ", unaligned", "pass a copy");
-  if (spec.access == Access::kWrite && !is_writable(value)) {
+  if (spec.access == Access::kWrite && !writable) {
     refuse(given(array) + ", read-only", "pass a writable array");
   }
   if (spec.place == Place::kDevice) device_ = device_of(array);

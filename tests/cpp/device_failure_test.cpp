@@ -150,6 +150,19 @@ TEST_F(DeviceFailureTest, AFailedBatchLeavesTheManagerUsable) {
   step({0});
 }
 
+TEST_F(DeviceFailureTest, CloseNeedsNoDevice) {
+  const std::vector<std::int64_t> fresh = occupancy();
+  const KvCachePtr kv = seated(30);
+  seated(30);
+  open();
+  backend_->fail_after(0);
+  kv->close();
+  batch->close();
+  EXPECT_TRUE(backend_->withdraw());
+  requests.back()->close();
+  EXPECT_EQ(occupancy(), fresh);
+}
+
 TEST_F(DeviceFailureTest, PublishDuringCaptureIsRefused) {
   seated(30);
   grow({{0, 31}});

@@ -100,7 +100,7 @@ class FetchTest : public DeviceTest {
 
   // Launches row 2 with these misses, of which only those at `copied` may arrive.
   void expect_error(std::uint32_t error, std::vector<std::int32_t> ordinals,
-                    std::vector<std::int32_t> slots, std::vector<std::size_t> copied) {
+                    std::vector<std::int32_t> slots, const std::vector<std::size_t>& copied) {
     TestGroup group(device(), small_shape());
     input_.k = 4;
     seat(group, 12);

@@ -92,6 +92,10 @@ TEST(OpsCheckTest, ResolveNamesEachBadArgument) {
             "[resolve] num_leases must be >= 0, got -1");
   EXPECT_EQ(after([](Params& p) { p.max_new_units = -1; }),
             "[resolve] max_new_units must be >= 0, got -1");
+  EXPECT_EQ(after([](Params& p) { p.max_units = 0; }),
+            "[resolve] max_units must be in [1, 16777215], got 0");
+  EXPECT_EQ(after([](Params& p) { p.threads = 128; }),
+            "[resolve] threads must be 0, 256 or 512, got 128");
   EXPECT_EQ(after([](Params& p) { p.no_write_slot = -2; }),
             "[resolve] no_write_slot must be >= -1, got -2");
   EXPECT_EQ(after([](Params& p) { p.slots = nullptr; }),
@@ -212,7 +216,10 @@ TEST_F(GroupCheckTest, PieceNamesEachBadArgument) {
               "[fetch] memory.pieces[1].host_offset must be a multiple of 4, >= 0, got " +
                   std::to_string(offset));
   }
-  EXPECT_EQ(after_piece([](Piece& p) { p.host_offset = 304; }),
+  EXPECT_EQ(
+      after_piece([](Piece& p) { p.host_offset = 304; }),
+      "[fetch] memory.pieces[1].host_offset must be 288, right behind the piece before, got 304");
+  EXPECT_EQ(after_piece([](Piece& p) { p.bytes = 52; }),
             "[fetch] memory.pieces[1].host_offset + bytes must be <= host_unit_bytes = 336, "
             "got 340");
   for (const std::int64_t bytes : {2300, 2306}) {

@@ -33,7 +33,7 @@ enum class Sabotage : std::uint8_t {
   kForgetWrite,     // a new unit is written nowhere
 };
 
-// Situations that programs must come through; see ProgramTest.ProgramsReachEverySituation.
+// Situations that the programs must come through, each many times; see program_test.cpp.
 enum class Situation : std::uint8_t {
   kCommit,
   kCommitOfSeveralUnits,

@@ -64,10 +64,11 @@ TEST(ProgramTest, ProgramsReadNoWrongByteAndReachEverySituation) {
     EXPECT_GE(outcome.counts.seen[s], 100) << "too rare: " << name_of(static_cast<Situation>(s));
 }
 
-// The test that can fail: a client with one fault is caught in every program that has it.
-class SabotageTest : public ::testing::TestWithParam<Sabotage> {};
+// The test that can fail: a client with one fault is caught. Not in every program, since what a
+// failed step wrote is never read.
+class FaultyClientTest : public ::testing::TestWithParam<Sabotage> {};
 
-TEST_P(SabotageTest, AFaultyClientIsCaught) {
+TEST_P(FaultyClientTest, IsCaught) {
   std::int64_t programs_with_fault = 0;
   std::int64_t caught = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
@@ -77,13 +78,30 @@ TEST_P(SabotageTest, AFaultyClientIsCaught) {
     ++programs_with_fault;
     caught += result.failure.empty() ? 0 : 1;
   }
-  EXPECT_GE(programs_with_fault, 50);
-  EXPECT_GE(caught, programs_with_fault * 8 / 10);
+  EXPECT_GE(programs_with_fault, 30);
+  EXPECT_GE(caught, programs_with_fault * 9 / 10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, SabotageTest,
+std::string fault_name(const ::testing::TestParamInfo<Sabotage>& info) {
+  switch (info.param) {
+    case Sabotage::kSkipMiss:
+      return "SkipsAMiss";
+    case Sabotage::kWrongWriteSlot:
+      return "WritesToAWrongSlot";
+    case Sabotage::kLeaderOnly:
+      return "WritesTheLeaderOnly";
+    case Sabotage::kForgetWrite:
+      return "ForgetsToWrite";
+    case Sabotage::kNothing:
+      break;
+  }
+  return "Nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(Client, FaultyClientTest,
                          ::testing::Values(Sabotage::kSkipMiss, Sabotage::kWrongWriteSlot,
-                                           Sabotage::kLeaderOnly, Sabotage::kForgetWrite));
+                                           Sabotage::kLeaderOnly, Sabotage::kForgetWrite),
+                         fault_name);
 
 }  // namespace
 }  // namespace sparse_kvcm::testing

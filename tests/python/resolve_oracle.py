@@ -161,7 +161,7 @@ class Oracle:
         )
         lengths = (
             0 <= state.watermark <= state.committed <= state.length <= MAX_UNITS
-            and 0 <= state.window_begin <= state.length
+            and 0 <= state.window_begin <= state.committed
             and state.length - state.window_begin <= state.window_slots
             and state.length - state.committed <= self.max_new_units
         )

@@ -36,7 +36,7 @@ CASES = [
         "Batch.add",
         [
             (lambda s: s.batch.add(s.suspended), "resume"),
-            (lambda s: s.batch.add(s.closed), "not ACTIVE"),
+            (lambda s: s.batch.add(s.closed), "closed"),
             (lambda s: other_batch(s).add(s.seated), "another Batch"),
             (
                 lambda s: KvCacheManager(make_config()).create_batch(2, 200).add(s.seated),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -24,7 +25,6 @@ def test_public_names_exist_and_are_unique() -> None:
 
 
 def test_version_is_the_distribution_s() -> None:
-    metadata = pytest.importorskip("importlib.metadata")
     try:
         version = metadata.version("sparse_kvcm")
     except metadata.PackageNotFoundError:

@@ -39,7 +39,13 @@ FOREIGN = {  # quoted or bracketed includes by their beginning, and the folders 
     "ATen": set(),
     "c10": set(),
 }
-DEVICE_CONSTANTS = {"sparse_kvcm/entry.hpp", "sparse_kvcm/types.hpp"}
+# What device code may read besides its own: the contract, and what all backends share of it.
+DEVICE_CONSTANTS = {
+    "core/row_state.hpp",
+    "sparse_kvcm/entry.hpp",
+    "sparse_kvcm/ops.hpp",
+    "sparse_kvcm/types.hpp",
+}
 DEVICE_RUNTIME = ("cub/", "cooperative_groups", "cuda_", "cuda/", "mma.h")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

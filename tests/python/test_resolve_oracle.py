@@ -272,7 +272,7 @@ INCONSISTENT = {
     "N above 65,535": {"cached_slots": 65536},
     "N negative": {"cached_slots": -1},
     "window before 0": {"window_begin": -1},
-    "window past the length": {"window_begin": 11},
+    "window past committed": {"window_begin": 10},
     "window wider than the ring": {"window_begin": 7},
     "committed past the length": {"committed": 11},
     "committed negative": {"committed": -1},

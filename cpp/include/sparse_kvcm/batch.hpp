@@ -151,8 +151,8 @@ class Batch {
   [[nodiscard]] std::int32_t max_rows() const;
   [[nodiscard]] std::uint32_t clock() const;
   [[nodiscard]] bool step_open() const;
-  [[nodiscard]] std::vector<std::int32_t> dirty_rows() const;  // ascending
-  [[nodiscard]] const RowState* row_states_address() const;    // device [max_rows]
+  [[nodiscard]] std::vector<std::int32_t> dirty_rows() const;    // ascending
+  [[nodiscard]] const RowState* row_states_address() const;      // device [max_rows]
   [[nodiscard]] const std::int32_t* page_table_address() const;  // device [max_rows, max_pages]
   [[nodiscard]] std::int64_t max_pages() const;
 

@@ -26,9 +26,9 @@ struct KvCacheManagerConfig {
   std::int32_t window_slots = 0;  // W, >= 1 page: most units that can be newer than the watermark
   // Most units that one row may grow by in one step; columns of write_slots. In [1, window_slots].
   std::int32_t max_new_units = 1;
-  std::int64_t arena_pages = 0;   // arena pages per member layer, all leases together, >= 1
-  std::int64_t host_pages = 0;    // host history pages per selection group, >= 1
-  std::int32_t max_leases = 0;    // most leases at a time, >= 1
+  std::int64_t arena_pages = 0;  // arena pages per member layer, all leases together, >= 1
+  std::int64_t host_pages = 0;   // host history pages per selection group, >= 1
+  std::int32_t max_leases = 0;   // most leases at a time, >= 1
 
   [[nodiscard]] std::int32_t units_per_page() const { return tokens_per_block / tokens_per_unit; }
 };

@@ -23,9 +23,9 @@ namespace sparse_kvcm::ops {
 // The rows of one launch. `rows` maps launch order to seats; outputs follow launch order.
 // -1 is graph padding. A seat may occur once per launch.
 struct LaunchRows {
-  const std::int32_t* rows = nullptr;      // [b]
-  std::int32_t b = 0;                      // >= 0; 0 is a no-op
-  const RowState* row_states = nullptr;    // [num_rows]
+  const std::int32_t* rows = nullptr;    // [b]
+  std::int32_t b = 0;                    // >= 0; 0 is a no-op
+  const RowState* row_states = nullptr;  // [num_rows]
   std::int32_t num_rows = 0;
 };
 
@@ -40,7 +40,7 @@ struct LaunchErrors {
 // Maps each selected unit to an arena slot and updates the cache's entries.
 //
 // For each launch position i with seat r = rows[i], in this order:
-//   r == -1                          padding: slots -1, write slots no_write_slot, counts 0, error 0
+//   r == -1                          padding: slots -1, write slots no_write_slot, counts, error 0
 //   r not seated, or no such row     the same, and kBatchErrorRow
 //   the row's state is inconsistent  the same, and error kErrorLease
 //   step closed or last == clock     the same, and error kErrorStale; state untouched
@@ -67,14 +67,15 @@ struct ResolveParams {
   LaunchRows launch;
   const std::int32_t* selection = nullptr;  // [b, k] ordinals; -1 = unused, anywhere
   std::int64_t selection_stride = 0;        // from row to row, in elements, >= k
-  std::int32_t k = 0;                       // >= 1
-  const StepState* step = nullptr;          // [1]
-  Entry* entries = nullptr;                 // [num_slots], in and out; only cached slots are used
+  // >= 1. A GPU takes as many as fit its shared memory, 4,096 at least; more is InvalidArgument.
+  std::int32_t k = 0;
+  const StepState* step = nullptr;  // [1]
+  Entry* entries = nullptr;         // [num_slots], in and out; only cached slots are used
   std::int64_t num_slots = 0;
   std::uint32_t* last = nullptr;  // [num_leases], in and out; clock of the lease's last resolve
   std::int32_t num_leases = 0;
-  std::int32_t max_new_units = 0;           // >= 0, columns of write_slots
-  std::int32_t no_write_slot = kNoSlot;     // fills write slots that name no unit (-1 or trash)
+  std::int32_t max_new_units = 0;        // >= 0, columns of write_slots
+  std::int32_t no_write_slot = kNoSlot;  // fills write slots that name no unit (-1 or trash)
   // Of a GPU launch; they change speed, never the result.
   std::int32_t max_units = kMaxUnits;  // no row is expected to be longer; in [1, kMaxUnits]
   std::int32_t threads = 0;            // of a block: 256, 512, or 0 = whichever needs fewer waves
@@ -90,21 +91,21 @@ struct ResolveParams {
 
 // One region of one member layer: where its bytes lie in the arena and in a host unit row.
 struct Piece {
-  std::byte* arena = nullptr;      // region's first byte in page 0 of the member's arena
-  std::int64_t page_bytes = 0;     // arena bytes from page to page
-  std::int32_t bytes = 0;          // of one unit; also the arena bytes from unit to unit
-  std::int32_t host_offset = 0;    // within the host unit row, in bytes
+  std::byte* arena = nullptr;    // region's first byte in page 0 of the member's arena
+  std::int64_t page_bytes = 0;   // arena bytes from page to page
+  std::int32_t bytes = 0;        // of one unit; also the arena bytes from unit to unit
+  std::int32_t host_offset = 0;  // within the host unit row, in bytes
 };
 
 // The bytes of one selection group, arena side and host side.
 struct GroupMemory {
-  std::span<const Piece> pieces;         // host array, 1 to kMaxPieces
-  std::byte* host = nullptr;             // [num_host_pages, units_per_page, host_unit_bytes],
-                                         // mapped device address
-  std::int64_t host_unit_bytes = 0;      // stride from unit to unit
+  std::span<const Piece> pieces;     // host array, 1 to kMaxPieces
+  std::byte* host = nullptr;         // [num_host_pages, units_per_page, host_unit_bytes],
+                                     // mapped device address
+  std::int64_t host_unit_bytes = 0;  // stride from unit to unit
   std::int64_t num_host_pages = 0;
-  std::int64_t num_slots = 0;            // of each member's arena
-  std::int32_t units_per_page = 0;       // >= 1, the same on both sides
+  std::int64_t num_slots = 0;       // of each member's arena
+  std::int32_t units_per_page = 0;  // >= 1, the same on both sides
 };
 
 // Copies every miss of a launch from host history to its slot, for all member layers at once.
@@ -119,7 +120,7 @@ struct FetchParams {
   const std::int32_t* miss_slots = nullptr;     // [b, k]
   const std::int32_t* miss_counts = nullptr;    // [b], clamped to [0, k]
   std::int32_t k = 0;
-  const std::int32_t* page_table = nullptr;     // [num_rows, max_pages] host page ids, -1 = none
+  const std::int32_t* page_table = nullptr;  // [num_rows, max_pages] host page ids, -1 = none
   std::int64_t max_pages = 0;
   GroupMemory memory;
   LaunchErrors errors;  // errors[i] is ORed
@@ -136,8 +137,8 @@ enum class MoveDirection : std::uint8_t { kArenaToHost, kHostToArena };
 // Copies units between arena and host history: flush (arena to host) and load (host to arena), for
 // several groups at once. Destinations must be distinct; their order is free.
 struct MoveParams {
-  std::span<const UnitMove> moves;         // host array; each within the arena and the host pool
-  std::span<const GroupMemory> groups;     // host array
+  std::span<const UnitMove> moves;      // host array; each within the arena and the host pool
+  std::span<const GroupMemory> groups;  // host array
   MoveDirection direction = MoveDirection::kArenaToHost;
 };
 
@@ -158,13 +159,13 @@ struct ConvertParams {
   std::int64_t first = 0;
   // Exactly one of the two outputs. With out32, a value that does not fit is the caller's fault:
   // strides and num_slots are checked against it.
-  std::int32_t* out32 = nullptr;        // [b, k]
-  std::int64_t* out64 = nullptr;        // [b, k]
-  std::int64_t num_slots = 0;           // every slot is below it; else -1 and kErrorLease
+  std::int32_t* out32 = nullptr;            // [b, k]
+  std::int64_t* out64 = nullptr;            // [b, k]
+  std::int64_t num_slots = 0;               // every slot is below it; else -1 and kErrorLease
   const std::int32_t* selection = nullptr;  // [b, k] or nullptr = no check
   std::int64_t selection_stride = 0;
-  LaunchRows launch;                    // with `selection` only
-  LaunchErrors errors;                  // errors[i] is ORed; may be empty without `selection`
+  LaunchRows launch;    // with `selection` only
+  LaunchErrors errors;  // errors[i] is ORed; may be empty without `selection`
 };
 
 // A lease whose cached slots become empty, and whose `last` becomes `clock`.
@@ -175,9 +176,9 @@ struct LeaseReset {
 };
 
 struct ResetParams {
-  std::span<const LeaseReset> leases;          // host array
-  std::span<Entry* const> entries;             // host array [num_groups] of device [num_slots]
-  std::span<std::uint32_t* const> last;        // host array [num_groups] of device [num_leases]
+  std::span<const LeaseReset> leases;    // host array
+  std::span<Entry* const> entries;       // host array [num_groups] of device [num_slots]
+  std::span<std::uint32_t* const> last;  // host array [num_groups] of device [num_leases]
   std::int64_t num_slots = 0;
   std::int32_t num_leases = 0;
   std::uint32_t clock = 0;

@@ -26,7 +26,8 @@ inline constexpr std::int32_t kMaxPieces = 64;
 
 inline constexpr std::int32_t kNoSlot = -1;
 inline constexpr std::int32_t kNoPage = -1;
-inline constexpr std::int32_t kPaddingRow = -1;  // an entry of `rows` that only fills a graph's shape
+inline constexpr std::int32_t kPaddingRow =
+    -1;  // an entry of `rows` that only fills a graph's shape
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
@@ -47,14 +48,14 @@ using Stream = std::uintptr_t;
 // What a launch needs to know about one seat. Written by Batch::publish, or by the caller of `ops`.
 // A table of rows is int32 [num_rows, 8], columns in this order.
 struct RowState {
-  std::int32_t lease_id = -1;      // index into `last`; negative = nobody sits here
-  std::int32_t base = 0;           // first slot of the lease
-  std::int32_t cached_slots = 0;   // N; 0 = the lease is all window
-  std::int32_t window_slots = 0;   // W
-  std::int32_t length = 0;         // units that exist, with those that the open step writes
-  std::int32_t committed = 0;      // units that exist without them
-  std::int32_t window_begin = 0;   // first ordinal that the ring holds
-  std::int32_t watermark = 0;      // units that are in host history
+  std::int32_t lease_id = -1;     // index into `last`; negative = nobody sits here
+  std::int32_t base = 0;          // first slot of the lease
+  std::int32_t cached_slots = 0;  // N; 0 = the lease is all window
+  std::int32_t window_slots = 0;  // W
+  std::int32_t length = 0;        // units that exist, with those that the open step writes
+  std::int32_t committed = 0;     // units that exist without them
+  std::int32_t window_begin = 0;  // first ordinal that the ring holds
+  std::int32_t watermark = 0;     // units that are in host history
   friend bool operator==(const RowState&, const RowState&) = default;
 };
 static_assert(sizeof(RowState) == 8 * sizeof(std::int32_t));

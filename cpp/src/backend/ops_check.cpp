@@ -65,6 +65,12 @@ struct Checker {
     if (piece.host_offset < 0 || piece.host_offset % kAccessBytes != 0) {
       fail("host_offset must be a multiple of ", kAccessBytes, ", >= 0, got ", piece.host_offset);
     }
+    const std::int64_t behind =
+        i == 0 ? 0 : std::int64_t{memory.pieces[i - 1].host_offset} + memory.pieces[i - 1].bytes;
+    if (piece.host_offset != behind) {
+      fail("host_offset must be ", behind, ", right behind the piece before, got ",
+           piece.host_offset);
+    }
     if (std::int64_t{piece.host_offset} + piece.bytes > memory.host_unit_bytes) {
       fail("host_offset + bytes must be <= host_unit_bytes = ", memory.host_unit_bytes, ", got ",
            std::int64_t{piece.host_offset} + piece.bytes);
@@ -129,6 +135,12 @@ void check(const ops::ResolveParams& params) {
   check.array("last", params.last, params.num_leases);
   check.at_least("max_new_units", params.max_new_units, 0);
   check.at_least("no_write_slot", params.no_write_slot, kNoSlot);
+  if (params.max_units < 1 || params.max_units > kMaxUnits) {
+    fail_argument("resolve", "max_units must be in [1, ", kMaxUnits, "], got ", params.max_units);
+  }
+  if (params.threads != 0 && params.threads != 256 && params.threads != 512) {
+    fail_argument("resolve", "threads must be 0, 256 or 512, got ", params.threads);
+  }
   check.array("slots", params.slots, b * k);
   check.array("write_slots", params.write_slots, b * params.max_new_units);
   check.array("miss_ordinals", params.miss_ordinals, b * k);

@@ -48,12 +48,13 @@ std::uint32_t check_coverage(const ConvertParams& params, std::int64_t i, const 
 
 void CpuBackend::convert(const ConvertParams& params, Stream) {
   for (std::int64_t i = 0; i < params.b; ++i) {
-    std::uint32_t errors = convert_row(params, i);
+    const std::uint32_t errors = convert_row(params, i);
+    if (params.errors.errors == nullptr) continue;  // given wherever there is a selection
     const RowState* row = nullptr;
     if (params.selection != nullptr) row = find_seat(params.launch, i, params.errors);
     if (row != nullptr) {
       report(params.launch, i, errors | check_coverage(params, i, *row), params.errors);
-    } else if (params.errors.errors != nullptr) {
+    } else {
       params.errors.errors[i] |= errors;
     }
   }

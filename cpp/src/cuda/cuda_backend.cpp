@@ -7,14 +7,6 @@
 #include "cuda/kernels.hpp"
 
 namespace sparse_kvcm {
-namespace {
-
-[[noreturn]] void fail_missing(const char* function) {
-  throw NotAvailable(message(function, "the CUDA backend does not have this operation yet"));
-}
-
-}  // namespace
-
 BufferPtr CudaBackend::allocate_device(std::size_t bytes) {
   const DeviceGuard guard(index_);
   return std::make_shared<CudaBuffer>(CudaMemory::kDevice, bytes);
@@ -84,10 +76,25 @@ bool CudaBackend::is_capturing(Stream stream) const {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void CudaBackend::resolve(const ops::ResolveParams&, Stream) { fail_missing("resolve"); }
-void CudaBackend::fetch(const ops::FetchParams&, Stream) { fail_missing("fetch"); }
-void CudaBackend::move_units(const ops::MoveParams&, Stream) { fail_missing("move_units"); }
-void CudaBackend::reset_leases(const ops::ResetParams&, Stream) { fail_missing("reset_leases"); }
+void CudaBackend::resolve(const ops::ResolveParams& params, Stream stream) {
+  const DeviceGuard guard(index_);
+  launch_resolve(params, planner_.plan(params), cuda_stream(stream));
+}
+
+void CudaBackend::fetch(const ops::FetchParams& params, Stream stream) {
+  const DeviceGuard guard(index_);
+  launch_fetch(params, cuda_stream(stream));
+}
+
+void CudaBackend::move_units(const ops::MoveParams& params, Stream stream) {
+  const DeviceGuard guard(index_);
+  launch_move_units(params, cuda_stream(stream));
+}
+
+void CudaBackend::reset_leases(const ops::ResetParams& params, Stream stream) {
+  const DeviceGuard guard(index_);
+  launch_reset_leases(params, cuda_stream(stream));
+}
 
 void CudaBackend::convert(const ops::ConvertParams& params, Stream stream) {
   const DeviceGuard guard(index_);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "backend/backend.hpp"
+#include "cuda/resolve_plan.hpp"
 #include "cuda/staging.hpp"
 
 namespace sparse_kvcm {
@@ -39,6 +40,7 @@ class CudaBackend final : public Backend {
 
  private:
   std::int32_t index_;
+  ResolvePlanner planner_;
   Staging staging_;
 };
 

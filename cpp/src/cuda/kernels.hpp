@@ -7,6 +7,12 @@
 
 namespace sparse_kvcm {
 
+struct ResolvePlan;
+
+void launch_resolve(const ops::ResolveParams& params, const ResolvePlan& plan, cudaStream_t stream);
+void launch_fetch(const ops::FetchParams& params, cudaStream_t stream);
+void launch_move_units(const ops::MoveParams& params, cudaStream_t stream);
+void launch_reset_leases(const ops::ResetParams& params, cudaStream_t stream);
 void launch_convert(const ops::ConvertParams& params, cudaStream_t stream);
 
 // cudaSuccess if this build has code for the current device.

@@ -13,8 +13,8 @@ class Carver {
   template <class T>
   T* take(std::int64_t count) {
     std::byte* place = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment *
-             kAlignment;
+    used_ +=
+        (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
     return reinterpret_cast<T*>(place);
   }
   [[nodiscard]] std::size_t used() const { return static_cast<std::size_t>(used_); }

@@ -191,8 +191,9 @@ void BatchState::check_step(const char* function) const {
 void BatchState::check_may_sit(const Request& request) const {
   const char* function = "Batch.add";
   if (request.manager() != manager_) fail_state(function, "the request is another manager's");
+  if (request.state == KvCacheState::kClosed) fail_state(function, "the request is closed");
   if (request.state != KvCacheState::kActive) {
-    fail_state(function, "the request is not ACTIVE; resume it first");
+    fail_state(function, "the request is suspended; resume it first");
   }
   if (request.batch != nullptr) {
     fail_state(function, "the request sits in another Batch; remove it there first");

@@ -79,9 +79,9 @@ void BatchState::upload_rows(Stream stream) {
                           const std::int32_t* pages) {
     std::int32_t* table = memory_.page_table + row * memory_.max_pages;
     for (std::int64_t i = first; i < last;) {
-      const std::int64_t n =
-          pages != nullptr ? last - i
-                           : std::min(last - i, static_cast<std::int64_t>(no_pages.size()));
+      const std::int64_t n = pages != nullptr
+                                 ? last - i
+                                 : std::min(last - i, static_cast<std::int64_t>(no_pages.size()));
       const std::int32_t* source = pages != nullptr ? pages + i : no_pages.data();
       uploads.push_back({reinterpret_cast<std::byte*>(table + i), source,
                          static_cast<std::size_t>(n) * sizeof(std::int32_t)});
@@ -99,8 +99,8 @@ void BatchState::upload_rows(Stream stream) {
       upload_pages(row, request->stable_pages, num_pages, request->pages.data());
     }
     upload_pages(row, num_pages, published_pages_[static_cast<std::size_t>(row)], nullptr);
-    uploads.push_back({reinterpret_cast<std::byte*>(memory_.row_states + row), &states.back(),
-                       sizeof(RowState)});
+    uploads.push_back(
+        {reinterpret_cast<std::byte*>(memory_.row_states + row), &states.back(), sizeof(RowState)});
   }
   const StepState step{clock_ + 1, 0};
   uploads.push_back({reinterpret_cast<std::byte*>(memory_.step), &step, sizeof(step)});

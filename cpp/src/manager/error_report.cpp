@@ -20,8 +20,9 @@ ErrorReport::ErrorReport(const ManagerState& manager, const BatchMemory& memory,
 void ErrorReport::collect(std::uint32_t clock, Stream stream) {
   // Nobody takes them: leave the words on the device, where later ones are ORed to them.
   if (pending_.size() >= kMaxPending) return;
-  const auto bytes = (static_cast<std::size_t>(num_groups_) * static_cast<std::size_t>(max_rows_) +
-                      1) * sizeof(std::uint32_t);
+  const auto bytes =
+      (static_cast<std::size_t>(num_groups_) * static_cast<std::size_t>(max_rows_) + 1) *
+      sizeof(std::uint32_t);
   BufferPtr words;
   if (spare_.empty()) {
     words = backend_.allocate_pinned(bytes);

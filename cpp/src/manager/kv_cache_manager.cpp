@@ -138,8 +138,8 @@ MemoryUse KvCacheManager::memory_use() const {
 
 Occupancy KvCacheManager::occupancy() const {
   const LeaseAllocator& leases = state_->arena.leases();
-  return {state_->history.page_ids().num_free(), leases.num_free_slots(),
-          leases.largest_free_run(), leases.num_free_ids()};
+  return {state_->history.page_ids().num_free(), leases.num_free_slots(), leases.largest_free_run(),
+          leases.num_free_ids()};
 }
 
 }  // namespace sparse_kvcm

@@ -15,8 +15,8 @@ ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
       layer_groups.push_back(group);
     }
     memories_.push_back({arena.pieces(group), history.pool(group)->device_data(),
-                         history.row_layout(group).unit_bytes, config.host_pages,
-                         arena.num_slots(), config.units_per_page()});
+                         history.row_layout(group).unit_bytes, config.host_pages, arena.num_slots(),
+                         config.units_per_page()});
   }
 }
 

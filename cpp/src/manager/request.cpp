@@ -62,8 +62,8 @@ void Request::import_history(std::span<const UnitRows> layers, std::int32_t num_
   const std::int32_t new_length = committed + num_units;
   try {
     if (!take_pages(new_length)) {
-      throw OutOfPages(message("KvCache.import_history", "host history lacks pages for ",
-                               num_units, " units: ", manager_->history.page_ids().num_free(),
+      throw OutOfPages(message("KvCache.import_history", "host history lacks pages for ", num_units,
+                               " units: ", manager_->history.page_ids().num_free(),
                                " are free beyond those taken; close or shrink others"));
     }
     manager_->timeline.join();
@@ -160,7 +160,8 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
   check_open(function);
   check_not_in_step(function);
   if (length != committed) {
-    fail_state(function, length - committed, " units of growth are pending; publish and record "
+    fail_state(function, length - committed,
+               " units of growth are pending; publish and record "
                "them, or resize the row back");
   }
   if (watermark != committed) {
@@ -182,8 +183,8 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
       fail_argument(function, "layers[", i, "].data is null");
     }
     if (layers[i].row_stride < unit_bytes) {
-      fail_argument(function, "layers[", i, "].row_stride must be >= ", unit_bytes,
-                    " bytes, got ", layers[i].row_stride);
+      fail_argument(function, "layers[", i, "].row_stride must be >= ", unit_bytes, " bytes, got ",
+                    layers[i].row_stride);
     }
   }
 }

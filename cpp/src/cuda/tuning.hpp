@@ -1,0 +1,30 @@
+// Measured choices, as data. NVIDIA H200, PCIe Gen5 x16, 2026-11-29: sweep of 64 to 640 rows in
+// flight; SPARSE_ATTENTION_DESIGN.md, "fetch", has the table.
+#pragma once
+
+#include <cstdint>
+
+namespace sparse_kvcm {
+
+// How many host rows fetch keeps in flight. More hide the link's latency, but the wider a stretch
+// of host memory they lie in, the more address translations they need at once.
+struct FetchTuning {
+  std::int32_t max_row_bytes = 0;  // of a unit's host row, padding left out
+  std::int32_t dense = 0;          // misses lie closer than kSparseBytes on average
+  std::int32_t sparse = 0;
+};
+inline constexpr std::int64_t kSparseBytes = 128 * 1024;
+
+inline constexpr FetchTuning kFetchTuning[] = {
+    {1'280, 320, 208},
+    {1 << 30, 320, 320},
+};
+
+constexpr FetchTuning fetch_tuning(std::int32_t row_bytes) {
+  for (const FetchTuning& tuning : kFetchTuning) {
+    if (row_bytes <= tuning.max_row_bytes) return tuning;
+  }
+  return {};
+}
+
+}  // namespace sparse_kvcm
