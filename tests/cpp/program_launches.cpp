@@ -191,9 +191,12 @@ void Program::expect_selected(std::int32_t b, Launch& launch, std::int32_t i,
                                                      : batch.options.no_write_slot),
             "write slots are the ring slots of the new units");
   if (r.state == KvCacheState::kClosed) return;
-  const Residents after = residents(device.request, launch.group);
-  for (const auto& [o, slot] : chosen)
-    require(after.contains(o) && after.at(o) == slot, "a selected unit has the entry of its slot");
+  const std::vector<DecodedEntry> after = caches_[at(r.id)]->decode_entries(launch.group);
+  for (const auto& [o, slot] : chosen) {
+    const DecodedEntry expected{false, batch.clock & kStampMask, before.contains(o), o};
+    require(after[at(slot - state.base)] == expected,
+            "a selected unit's entry has the clock, whether it was resident, and the ordinal");
+  }
 }
 
 void Program::expect_misses(const ResolveOutputs& out, const Launch& launch, std::int32_t i,

@@ -95,8 +95,8 @@ class Batch {
   // Takes the request out of its row; it keeps lease and pending growth. During an open step the
   // step still commits or returns its growth. Throws InvalidState if it does not sit here.
   void remove(KvCache& cache);
-  // Detaches every request without closing it; an open step is aborted. Later calls throw
-  // InvalidState. No-op if closed. Never throws.
+  // Detaches every request without closing it; an open step is aborted, in the order of the stream
+  // that wait_ready had. Later calls throw InvalidState. No-op if closed. Never throws.
   void close() noexcept;
 
   // --- one step ---

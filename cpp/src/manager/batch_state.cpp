@@ -73,10 +73,11 @@ void BatchState::detach(Request& request) noexcept {
 void BatchState::close() noexcept {
   if (closed_) return;
   if (step_open_) {
-    for (const RequestPtr& request : step_) {
-      if (request != nullptr) request->reset_pending = request->lease.has_value();
+    try {
+      abort_step(step_stream_);
+    } catch (...) {
+      drop_step();  // the device is gone, and with it whoever might still read
     }
-    end_step({});
   }
   for (const RequestPtr& request : std::vector<RequestPtr>(seats_)) {
     if (request != nullptr) detach(*request);

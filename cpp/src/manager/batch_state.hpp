@@ -79,9 +79,11 @@ class BatchState {
   void flush(Stream stream);
   void reset_new_leases(Stream stream);
   void upload_rows(Stream stream);
-  void open_step() noexcept;
+  void open_step(Stream stream) noexcept;
   void close_on_device(Stream stream);
   void end_step(const std::set<std::int32_t>& committed_rows) noexcept;
+  // Ends the open step on the host alone.
+  void drop_step() noexcept;
 
   const std::shared_ptr<ManagerState> manager_;
   const BatchOptions options_;
@@ -93,6 +95,7 @@ class BatchState {
   std::set<std::int32_t> dirty_;
   std::set<std::int32_t> flush_late_;  // rows whose committed units had no host page yet
   std::vector<RequestPtr> step_;       // [max_rows], seated at publish; empty between steps
+  Stream step_stream_ = 0;  // where the open step is read
   std::uint32_t clock_ = 0;
   bool step_open_ = false;
   bool closed_ = false;

@@ -31,7 +31,7 @@ std::vector<std::int32_t> BatchState::publish(Stream stream) {
     throw;
   }
   std::vector<std::int32_t> uploaded(dirty_.begin(), dirty_.end());
-  open_step();
+  open_step(stream);
   return uploaded;
 }
 
@@ -108,7 +108,7 @@ void BatchState::upload_rows(Stream stream) {
 }
 
 // The device has everything: what was planned becomes what is.
-void BatchState::open_step() noexcept {
+void BatchState::open_step(Stream stream) noexcept {
   for (const std::int32_t row : dirty_) {
     const RequestPtr& request = seats_[static_cast<std::size_t>(row)];
     std::int32_t num_pages = 0;
@@ -126,6 +126,7 @@ void BatchState::open_step() noexcept {
   }
   clock_ += 1;
   step_open_ = true;
+  step_stream_ = stream;
 }
 
 void BatchState::wait_ready(Stream stream) {
@@ -135,6 +136,7 @@ void BatchState::wait_ready(Stream stream) {
   const Upload upload{reinterpret_cast<std::byte*>(memory_.step), &step, sizeof(step)};
   manager_->backend->upload({&upload, 1}, stream);
   manager_->timeline.leave(stream);
+  step_stream_ = stream;
 }
 
 void BatchState::record_read(std::span<const std::int32_t> rows, Stream stream) {
@@ -166,6 +168,13 @@ void BatchState::abort_step(Stream stream) {
   manager_->reset_leases(resets, clock_, stream);
   close_on_device(stream);
   manager_->timeline.leave(stream);
+  end_step({});
+}
+
+void BatchState::drop_step() noexcept {
+  for (const RequestPtr& request : step_) {
+    if (request != nullptr) request->reset_pending = request->lease.has_value();
+  }
   end_step({});
 }
 
