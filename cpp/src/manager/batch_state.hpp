@@ -95,7 +95,7 @@ class BatchState {
   std::set<std::int32_t> dirty_;
   std::set<std::int32_t> flush_late_;  // rows whose committed units had no host page yet
   std::vector<RequestPtr> step_;       // [max_rows], seated at publish; empty between steps
-  Stream step_stream_ = 0;  // where the open step is read
+  Stream step_stream_ = 0;             // where the open step is read
   std::uint32_t clock_ = 0;
   bool step_open_ = false;
   bool closed_ = false;

@@ -52,8 +52,8 @@ class Arena {
   std::int64_t arena_pages_;
   std::int32_t max_leases_;
   std::vector<Group> groups_;
-  std::vector<Entry*> all_entries_;         // [num_groups]
-  std::vector<std::uint32_t*> all_last_;    // [num_groups]
+  std::vector<Entry*> all_entries_;       // [num_groups]
+  std::vector<std::uint32_t*> all_last_;  // [num_groups]
   LeaseAllocator leases_;
 };
 
