@@ -7,6 +7,7 @@
 
 #include "backend/backend.hpp"
 #include "registry.hpp"
+#include "sparse_kvcm/error.hpp"
 
 namespace sparse_kvcm::bench {
 namespace {
@@ -52,6 +53,12 @@ Measurement rate_gb_per_s(double rate, std::optional<double> limit_rate) {
     result.share = rate / *limit_rate;
   }
   return result;
+}
+
+void Context::require(DeviceKind kind) const {
+  if (device_.kind == kind) return;
+  throw NotAvailable(kind == DeviceKind::kCuda ? "[bench] only with --device cuda"
+                                               : "[bench] only with --device cpu");
 }
 
 double Context::median_seconds(const std::function<void()>& call) const {

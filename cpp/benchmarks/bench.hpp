@@ -35,6 +35,8 @@ class Context {
   explicit Context(Device device) : device_(device) {}
 
   [[nodiscard]] Device device() const { return device_; }
+  // Throws NotAvailable, which skips the case, on another kind of device.
+  void require(DeviceKind kind) const;
 
   // Median wall time of `call`, over at least 7 calls and 0.5 s, after 2 that are not counted.
   // On a GPU each call counts until its work on stream 0 has run.

@@ -76,6 +76,7 @@ std::vector<std::int32_t> scattered(std::int32_t n, std::int32_t count, std::int
 }
 
 Measurement fetch(Context& context, const UnitLayout& layout) {
+  context.require(DeviceKind::kCpu);  // the GPU's cases are in cuda/
   Backend& backend = *backend_for(context.device());
   const Group group(backend, layout);
   const RowState seat{.lease_id = 0, .watermark = kPagesPerRow * kUnitsPerPage};
@@ -103,6 +104,7 @@ Measurement fetch(Context& context, const UnitLayout& layout) {
 }
 
 Measurement flush(Context& context, const UnitLayout& layout) {
+  context.require(DeviceKind::kCpu);
   Backend& backend = *backend_for(context.device());
   const Group group(backend, layout);
   std::vector<ops::UnitMove> moves;

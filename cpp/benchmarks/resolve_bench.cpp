@@ -127,6 +127,7 @@ class ResolveProgram {
 };
 
 Measurement measure(Context& context, const Shape& shape) {
+  context.require(DeviceKind::kCpu);  // the GPU's cases are in cuda/
   ResolveProgram program(shape, context.device());
   for (std::size_t step = 0; step < kSteps; ++step) program.next_step();  // fills the cache
   const double seconds = context.median_seconds([&] { program.next_step(); });

@@ -92,7 +92,7 @@ class ArrayChecker {
   // The same, and None is an Array that is not given.
   [[nodiscard]] Array take_optional(std::string_view name, nb::handle value, const ArraySpec& spec);
 
-  // The extent that arrays of this call agreed on. It must have occurred in a shape.
+  // The extent that arrays of this call agreed on. 0 if it has occurred in none.
   [[nodiscard]] std::int64_t extent(std::string_view name) const;
   // Throws InvalidArgument if it does not fit.
   [[nodiscard]] std::int32_t extent32(std::string_view name) const;

@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass
 class ResolveOutputs:
-    """What resolve writes, in launch order. All int32, C-contiguous, on the device of the launch.
+    """What resolve writes, in launch order: int32 unless said, contiguous, on the launch's device.
 
     Attributes
     ----------

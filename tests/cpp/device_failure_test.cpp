@@ -153,17 +153,20 @@ TEST_F(DeviceFailureTest, AFailedBatchLeavesTheManagerUsable) {
   step({0});
 }
 
-TEST_F(DeviceFailureTest, CloseNeedsNoDevice) {
-  const std::vector<std::int64_t> fresh = occupancy();
-  const KvCachePtr kv = seated(30);
-  seated(30);
-  open();
-  backend_->fail_after(0);
-  kv->close();
-  batch->close();
-  EXPECT_TRUE(backend_->withdraw());
-  requests.back()->close();
-  EXPECT_EQ(occupancy(), fresh);
+TEST_F(DeviceFailureTest, CloseReturnsEverythingOnAFailingDeviceToo) {
+  for (std::int64_t calls = 0; calls < 6; ++calls) {
+    use(make_manager(config(), backend_));
+    const std::vector<std::int64_t> fresh = occupancy();
+    const KvCachePtr in_step = seated(30);
+    const KvCachePtr other = seated(30);
+    open();
+    backend_->fail_after(calls);
+    in_step->close();
+    batch->close();
+    other->close();
+    backend_->withdraw();
+    EXPECT_EQ(occupancy(), fresh) << calls;
+  }
 }
 
 TEST_F(DeviceFailureTest, PublishDuringCaptureIsRefused) {

@@ -169,10 +169,12 @@ void Program::close_batch(std::int32_t b) {
   trace("close batch", b);
   const bool in_step = batch.step_open;
   const std::vector<DeviceRow> rows = batch.device;
+  if (random_.percent(20)) backend_->fail_after(random_.below(6));
   if (random_.percent(50))
     batches_[at(b)]->close();
   else
     batches_[at(b)].reset();
+  backend_->withdraw();
   model_.close_batch(b);
   launches_[at(b)].clear();
   sync();

@@ -3,6 +3,8 @@
 // Replayed CUDA graphs. resolve cycles through the state of all groups, so its caches are as cold as
 // in a model; fetch reads a history far larger than what address translation covers.
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bench.hpp"
@@ -11,6 +13,16 @@
 
 namespace sparse_kvcm::bench {
 namespace {
+
+// A case that only a GPU has.
+class CudaRegistration : Registration {
+ public:
+  CudaRegistration(std::string bench, std::string name, Function run)
+      : Registration(std::move(bench), std::move(name), [run = std::move(run)](Context& context) {
+          context.require(DeviceKind::kCuda);
+          return run(context);
+        }) {}
+};
 
 constexpr std::int32_t kWarmSteps = 40;
 constexpr std::int32_t kTraces = 16;
@@ -60,17 +72,17 @@ Measurement resolve_drift(Context& context, const DecodeShape& shape, std::int32
   return time_resolve(context, shape, drift_traces(shape, kWarmSteps + kept), kept);
 }
 
-const Registration kGlm("resolve", "glm",
-                        [](Context& context) { return resolve_drift(context, {.b = 151}); });
-const Registration kGlm128k("resolve", "glm_128k", [](Context& context) {
+const CudaRegistration kGlm("resolve", "glm",
+                            [](Context& context) { return resolve_drift(context, {.b = 151}); });
+const CudaRegistration kGlm128k("resolve", "glm_128k", [](Context& context) {
   return resolve_drift(context, {.b = 151, .units = 131'072});
 });
-const Registration kV4("resolve", "v4", [](Context& context) {
+const CudaRegistration kV4("resolve", "v4", [](Context& context) {
   return resolve_drift(context, {.b = 1500, .k = 512, .cached_slots = 2048, .units = 8192});
 });
-const Registration kB1("resolve", "b1",
-                       [](Context& context) { return resolve_drift(context, {.b = 1}); });
-const Registration k1m("resolve", "1m", [](Context& context) {
+const CudaRegistration kB1("resolve", "b1",
+                           [](Context& context) { return resolve_drift(context, {.b = 1}); });
+const CudaRegistration k1m("resolve", "1m", [](Context& context) {
   const DecodeShape shape{.b = 16, .units = 1 << 20};
   return time_resolve(context, shape, renewal_traces(shape, 12, 205), 4);
 });
@@ -126,16 +138,15 @@ const DecodeShape kV4Bytes{
     .b = 1500, .k = 512, .cached_slots = 2048, .units = 8192, .members = 1, .host_groups = 2};
 const DecodeShape kOneRow{.b = 1, .members = 4, .host_groups = 8};
 
-#define SPARSE_KVCM_FETCH_BENCH(name, shape, misses, run) \
-  const Registration kFetch_##name(                       \
-      "fetch", #name, [](Context& context) { return time_fetch(context, {shape, misses, run}); })
-SPARSE_KVCM_FETCH_BENCH(glm4, kGlmBytes, 275, 1);
-SPARSE_KVCM_FETCH_BENCH(v32, kV32Bytes, 275, 1);
-SPARSE_KVCM_FETCH_BENCH(v4_85, kV4Bytes, 85, 1);
-SPARSE_KVCM_FETCH_BENCH(v4_23, kV4Bytes, 23, 1);
-SPARSE_KVCM_FETCH_BENCH(v32_run4, kV32Bytes, 275, 4);
-SPARSE_KVCM_FETCH_BENCH(v4_85_run4, kV4Bytes, 85, 4);
-SPARSE_KVCM_FETCH_BENCH(b1, kOneRow, 113, 1);
+CudaRegistration fetch_case(const char* name, const FetchCase& c) {
+  return {"fetch", name, [c](Context& context) { return time_fetch(context, c); }};
+}
+const CudaRegistration kFetches[] = {
+    fetch_case("glm4", {kGlmBytes, 275, 1}),     fetch_case("v32", {kV32Bytes, 275, 1}),
+    fetch_case("v32_run4", {kV32Bytes, 275, 4}), fetch_case("v4_85", {kV4Bytes, 85, 1}),
+    fetch_case("v4_85_run4", {kV4Bytes, 85, 4}), fetch_case("v4_23", {kV4Bytes, 23, 1}),
+    fetch_case("b1", {kOneRow, 113, 1}),
+};
 
 // --- resolve + fetch of one group, 113 misses a row ---
 
@@ -165,36 +176,39 @@ Measurement time_group(Context& context, DecodeShape shape) {
   return per_launch_us(seconds, launches, 2 * empty_launch_seconds() + bytes / link_copy_rate());
 }
 
-#define SPARSE_KVCM_GROUP_BENCH(name, rows, num_members)                                   \
-  const Registration kGroup_##name("group", #name, [](Context& context) {                  \
-    return time_group(context,                                                             \
-                      {.b = rows, .groups = 4, .members = num_members, .host_groups = 2}); \
-  })
-SPARSE_KVCM_GROUP_BENCH(one_b1, 1, 1);
-SPARSE_KVCM_GROUP_BENCH(one_b32, 32, 1);
-SPARSE_KVCM_GROUP_BENCH(one_b151, 151, 1);
-SPARSE_KVCM_GROUP_BENCH(four_b151, 151, 4);
+CudaRegistration group_case(const char* name, std::int32_t rows, std::int32_t members) {
+  return {"group", name, [=](Context& context) {
+            return time_group(context,
+                              {.b = rows, .groups = 4, .members = members, .host_groups = 2});
+          }};
+}
+const CudaRegistration kGroups[] = {
+    group_case("one_b1", 1, 1),
+    group_case("one_b32", 32, 1),
+    group_case("one_b151", 151, 1),
+    group_case("four_b151", 151, 4),
+};
 
 // --- flush: 151 rows, one unit each, 21 groups with 78 member layers ---
 
-const Registration kFlush("flush", "glm", [](Context& context) {
+const CudaRegistration kFlush("flush", "glm", [](Context& context) {
   constexpr std::int32_t kRows = 151;
+  // 19 groups of four members and two of one share two pools; each has a stretch of its own.
+  constexpr std::int64_t kStretches = 10;
   DecodeState four(context.device(), {.b = kRows, .groups = 1, .members = 4, .host_groups = 2});
-  DecodeState one(context.device(), {.b = kRows, .groups = 1, .members = 1, .host_groups = 1});
-  std::vector<ops::GroupMemory> groups(19, four.memory(0));
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    groups[g] = four.memory(static_cast<std::int32_t>(g));
-    groups[g].num_host_pages /= 10;  // each group its own tenth of the pool
-    groups[g].host += static_cast<std::int64_t>(g / 2) * groups[g].num_host_pages * 64 *
-                      groups[g].host_unit_bytes;
+  DecodeState one(context.device(), {.b = kRows, .groups = 1, .members = 1, .host_groups = 2});
+  std::vector<ops::GroupMemory> groups;
+  for (std::int32_t g = 0; g < 21; ++g) {
+    groups.push_back(g < 19 ? four.memory(g) : one.memory(g));
+    ops::GroupMemory& group = groups.back();
+    group.num_host_pages /= kStretches;
+    group.host +=
+        g / 2 % kStretches * group.num_host_pages * group.units_per_page * group.host_unit_bytes;
   }
-  groups.push_back(one.memory(0));
-  groups.push_back(one.memory(0));
-  groups.back().host += 1 << 30;
-  groups.back().num_host_pages /= 4;
   std::vector<ops::UnitMove> moves;
   for (std::int32_t row = 0; row < kRows; ++row) {
-    moves.push_back({std::int64_t{row} * 3271 + 17, row * (4096 + 64) + 4096});
+    constexpr std::int64_t kApart = 3271;  // host units between the rows' histories
+    moves.push_back({row * kApart, row * (4096 + 64) + 4096});
   }
   const BenchStream stream;
   constexpr int kLaunches = 16;

@@ -30,7 +30,7 @@ namespace sparse_kvcm {
 class BatchState;  // src/manager
 
 struct BatchOptions {
-  std::int32_t max_rows = 0;   // seats, and the most rows of one launch; >= 1
+  std::int32_t max_rows = 0;   // seats, and the most rows of one launch; in [1, 2^20]
   std::int32_t max_units = 0;  // largest `need` that may be seated; in [1, kMaxUnits]
   // What write slots that name no unit are filled with: -1, or the manager's trash slot for
   // writers that cannot skip.
@@ -90,13 +90,14 @@ class Batch {
   // Batch or is in its open step, or no row is free; InvalidArgument if its need exceeds max_units.
   std::int32_t add(KvCache& cache);
   // The same in a given row. Throws InvalidArgument also for a row outside [0, max_rows), every
-  // negative one included, or an occupied one.
+  // negative one included, or an occupied one; InvalidState if it sits in another row of this Batch.
   std::int32_t add(KvCache& cache, std::int32_t row);
   // Takes the request out of its row; it keeps lease and pending growth. During an open step the
   // step still commits or returns its growth. Throws InvalidState if it does not sit here.
   void remove(KvCache& cache);
   // Detaches every request without closing it; an open step is aborted, in the order of the stream
   // that wait_ready had. Later calls throw InvalidState. No-op if closed. Never throws.
+  // REQUIRES: that stream still exists.
   void close() noexcept;
 
   // --- one step ---
@@ -113,7 +114,7 @@ class Batch {
   std::vector<std::int32_t> publish(Stream stream);
 
   // `stream` waits for the last publish and the step opens on the device in its order.
-  // Throws InvalidState without an open step.
+  // Not capturable. Throws InvalidState without an open step or during capture.
   void wait_ready(Stream stream);
 
   // Resolves the selections of one group; see ops::resolve. `rows` int32 [b] and `selection`
@@ -134,11 +135,12 @@ class Batch {
   // rows of the step that it does not name get their lengths back. `rows` must have been resolved,
   // fetched and written in every group; a row that was resolved and then left out keeps entries of
   // units that never came, so abort the step instead. Rows whose request has been closed meanwhile are skipped.
-  // Throws InvalidState without an open step; InvalidArgument for a row that was not seated at
-  // publish or is named twice.
+  // Not capturable. Throws InvalidState without an open step or during capture; InvalidArgument for
+  // a row that was not seated at publish or is named twice.
   void record_read(std::span<const std::int32_t> rows, Stream stream);
   // Closes the step after a failed forward: every row gets its length back and empty entries;
-  // clock and window_begin stay. Throws InvalidState without an open step.
+  // clock and window_begin stay. Not capturable. Throws InvalidState without an open step or during
+  // capture.
   void abort_step(Stream stream);
 
   // --- what the device reported ---

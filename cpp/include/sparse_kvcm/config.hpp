@@ -12,23 +12,25 @@ namespace sparse_kvcm {
 // The layers that use one selection. The first owns the indexer (leader), the rest follow it.
 struct SelectionGroupConfig {
   std::vector<std::int32_t> layers;  // member layers, >= 1; a layer is in one group only
-  std::int32_t top_k = 0;            // K: widest selection, in [1, cached_slots]
-  UnitLayout layout{{576}};          // of each member layer
+  std::int32_t top_k = 0;    // K: widest selection, in [1, cached_slots]; on a GPU as ops.hpp says
+  UnitLayout layout{{576}};  // of each member layer
 };
 
 struct KvCacheManagerConfig {
   Device device;
-  std::int32_t tokens_per_block = 64;  // page size in tokens, >= 1
+  std::int32_t tokens_per_block = 64;  // page size in tokens, in [1, 65536]
   std::int32_t tokens_per_unit = 1;    // 1 (DSA) or the compress ratio (V4: 4); divides the above
   std::vector<SelectionGroupConfig> groups;  // >= 1
-  // Slots of a lease. Multiples of units_per_page(); cached_slots <= 65,535.
+  // Slots of a lease. Multiples of units_per_page(); cached_slots <= 65,535, window_slots <=
+  // kMaxUnits.
   std::int32_t cached_slots = 0;  // N, >= every top_k
   std::int32_t window_slots = 0;  // W, >= 1 page: most units that can be newer than the watermark
   // Most units that one row may grow by in one step; columns of write_slots. In [1, window_slots].
   std::int32_t max_new_units = 1;
-  std::int64_t arena_pages = 0;  // arena pages per member layer, all leases together, >= 1
-  std::int64_t host_pages = 0;   // host history pages per selection group, >= 1
-  std::int32_t max_leases = 0;   // most leases at a time, >= 1
+  std::int64_t arena_pages = 0;  // arena pages per member layer, all leases together, >= 1;
+                                 // (arena_pages + 1) * units_per_page() <= 2^31 - 1
+  std::int64_t host_pages = 0;   // host history pages per selection group, in [1, 2^31 - 1]
+  std::int32_t max_leases = 0;   // most leases at a time, in [1, 2^31 - 1]
 
   [[nodiscard]] std::int32_t units_per_page() const { return tokens_per_block / tokens_per_unit; }
 };

@@ -9,7 +9,8 @@
 // States: SUSPENDED (initial, no lease) -> resume -> ACTIVE -> suspend -> SUSPENDED ... -> CLOSED.
 //
 // Created by KvCacheManager, which it keeps alive. Thread-compatible: one thread at a time per
-// manager, requests and Batches included. Memory of the history and the lease belongs to the
+// manager, requests and Batches included. No call of it can be captured in a CUDA graph: one whose
+// stream is being captured throws InvalidState. Memory of the history and the lease belongs to the
 // manager; it goes back at close, or when the open step that still reads it ends.
 #pragma once
 
@@ -90,7 +91,7 @@ class KvCache {
   [[nodiscard]] std::vector<std::int32_t> host_pages() const;
 
   // The lease's entries in one selection group, decoded, slot by slot. For tests and debugging:
-  // waits for the device. Throws InvalidState unless ACTIVE, InvalidArgument for a bad group.
+  // waits for all closed steps (launches of an open one are not waited for). Throws InvalidState unless ACTIVE, InvalidArgument for a bad group.
   [[nodiscard]] std::vector<DecodedEntry> decode_entries(std::int32_t group) const;
 
   [[nodiscard]] const std::shared_ptr<Request>& request() const { return request_; }

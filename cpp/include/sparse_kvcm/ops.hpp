@@ -1,5 +1,5 @@
-// Stateless operations on memory that the caller owns. The engine runs its steps through the same
-// functions, so what holds here holds there.
+// Stateless operations on memory that the caller owns. The engine's steps run the same operations of
+// the same backends.
 //
 // Every pointer is device memory of `device` unless its comment says "host array" (host memory that
 // is read before the call returns). Work is ordered on `stream`; the call returns before a GPU has

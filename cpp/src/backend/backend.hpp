@@ -2,8 +2,9 @@
 // per batch, not per unit. cpu/ implements it in plain loops and is the oracle; cuda/ implements it
 // on an NVIDIA GPU; no_cuda/ is linked instead of cuda/ where there is no nvcc.
 //
-// Stateless towards the engine and thread-safe. Parameters have been checked (ops_check.hpp) before
-// a *_impl runs; what a backend still reports are faults of the device, as std::runtime_error.
+// Stateless towards the engine and thread-safe. REQUIRES, of all operations: parameters that
+// ops_check.hpp accepts, and at least one row, move or lease. What a backend still reports are
+// faults of the device, as std::runtime_error.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ class Event {
 };
 using EventPtr = std::shared_ptr<const Event>;
 
-// Owns zeroed memory; freed by the backend that allocated it. `data` is what the host dereferences
+// Owns memory that was zeroed. `data` is what the host dereferences
 // (null for device memory of a GPU), `device_data` what kernels do.
 class Buffer {
  public:

@@ -27,7 +27,6 @@ device::CopyGroup make_copy_group(const ops::GroupMemory& memory, device::CopyPi
   group.host_unit_bytes = memory.host_unit_bytes;
   group.units_per_page = memory.units_per_page;
   group.first_piece = first_piece;
-  group.num_pieces = static_cast<std::int32_t>(memory.pieces.size());
   std::int64_t width = 16;
   for (const ops::Piece& piece : memory.pieces) {
     *pieces++ = {piece.arena, piece.page_bytes, piece.bytes, piece.host_offset};

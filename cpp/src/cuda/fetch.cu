@@ -51,6 +51,9 @@ __device__ void report(const FetchLaunch& p, std::int64_t i, std::uint32_t bits)
   }
 }
 
+// Histories are summed in this many units, so that 32 bits hold the sum.
+constexpr std::int32_t kScaleUnits = 64;
+
 struct MissList {
   std::uint32_t size = 0;
   std::int64_t units = 0;  // of the histories that the misses come from
@@ -63,19 +66,20 @@ __device__ MissList number_misses(const FetchLaunch& p, std::int32_t first, std:
   for (std::int32_t begin = 0; begin < rows; begin += kThreads) {
     const std::int32_t j = begin + static_cast<std::int32_t>(threadIdx.x);
     std::uint32_t misses = 0;
-    std::uint32_t pages = 0;
+    std::uint32_t history = 0;
     if (j < rows) {
       const std::int32_t seat = seat_of(p, first + j);
       if (seat >= 0) {
         misses = static_cast<std::uint32_t>(min(max(p.miss_counts[first + j], 0), p.k));
-        pages = misses == 0 ? 0 : max(p.launch.row_states[seat].watermark, 0) / 64;
+        history = misses == 0 ? 0 : max(p.launch.row_states[seat].watermark, 0) / kScaleUnits;
       } else if (seat == device::kNoSeat && blockIdx.x == 0) {
         device::raise(p.errors.batch_error, kBatchErrorRow);
       }
     }
     const std::uint32_t below_in_warp = device::begin_block_scan(misses, warp_totals);
-    const std::uint32_t warp_pages = __reduce_add_sync(kFullWarp, pages);
-    if (threadIdx.x % kWarpSize == 0) warp_totals[kWarpSize + threadIdx.x / kWarpSize] = warp_pages;
+    const std::uint32_t warp_history = __reduce_add_sync(kFullWarp, history);
+    if (threadIdx.x % kWarpSize == 0)
+      warp_totals[kWarpSize + threadIdx.x / kWarpSize] = warp_history;
     __syncthreads();
     const device::BlockSums sums = device::end_block_scan<kThreads>(below_in_warp, warp_totals);
     list.units +=
@@ -150,7 +154,6 @@ __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__
 }  // namespace
 
 void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
-  if (params.launch.b == 0) return;
   FetchLaunch p{params.launch,
                 params.miss_ordinals,
                 params.miss_slots,

@@ -27,7 +27,8 @@ struct MoveLaunch {
   device::CopyGroup groups[kGroupsAtOnce];
   device::CopyPiece pieces[kPiecesAtOnce];
 };
-static_assert(sizeof(MoveLaunch) <= 32'764, "kernel parameters");
+static_assert(sizeof(MoveLaunch) <= 32'764, "kernel parameters, CUDA 12.1 and later");
+static_assert(kMaxPieces <= kPiecesAtOnce, "every group fits a launch");
 
 template <ops::MoveDirection kDirection>
 __global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ MoveLaunch p) {

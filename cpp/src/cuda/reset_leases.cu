@@ -19,6 +19,8 @@ struct ResetLaunch {
   std::uint32_t* last[kGroupsAtOnce];
 };
 
+static_assert(sizeof(ResetLaunch) <= 32'764, "kernel parameters, CUDA 12.1 and later");
+
 __global__ void __launch_bounds__(kThreads) reset_kernel(const __grid_constant__ ResetLaunch p) {
   const ops::LeaseReset& lease = p.leases[blockIdx.x];
   Entry* entries = p.entries[blockIdx.y] + lease.base;

@@ -115,7 +115,6 @@ std::int64_t resolve_shared_bytes(std::int32_t k, std::int32_t bitmap_units) {
 
 void launch_resolve(const ops::ResolveParams& params, const ResolvePlan& plan,
                     cudaStream_t stream) {
-  if (params.launch.b == 0) return;
   plan.threads == 256 ? launch<256>(params, plan, stream) : launch<512>(params, plan, stream);
 }
 

@@ -1,5 +1,5 @@
-// Measured choices, as data. NVIDIA H200, PCIe Gen5 x16, 2026-11-29: sweep of 64 to 640 rows in
-// flight; SPARSE_ATTENTION_DESIGN.md, "fetch", has the table.
+// Measured choices, as data. NVIDIA H200, PCIe Gen5 x16, 2026-11-29, rows of 576 B;
+// SPARSE_ATTENTION_DESIGN.md, "On the GPU", has the sweep.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,9 @@ inline constexpr FetchTuning kFetchTuning[] = {
 };
 
 constexpr FetchTuning fetch_tuning(std::int32_t row_bytes) {
-  for (const FetchTuning& tuning : kFetchTuning) {
-    if (row_bytes <= tuning.max_row_bytes) return tuning;
-  }
-  return {};
+  const FetchTuning* tuning = kFetchTuning;
+  while (row_bytes > tuning->max_row_bytes) ++tuning;  // the last has no bound
+  return *tuning;
 }
 
 }  // namespace sparse_kvcm

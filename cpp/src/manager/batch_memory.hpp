@@ -28,8 +28,6 @@ class BatchMemory {
   std::uint32_t* batch_error = nullptr;  // directly behind row_errors
   std::vector<ResolveOutputs> outputs;   // [num_groups]
 
-  [[nodiscard]] const BufferPtr& buffer() const { return buffer_; }
-
  private:
   BufferPtr buffer_;
 };

@@ -120,7 +120,9 @@ void BatchState::resolve(std::int32_t group, const std::int32_t* rows, std::int3
                          Stream stream) {
   const char* function = "Batch.resolve";
   check_launch(function, group, rows, b, k);
-  if (selection == nullptr && b > 0) fail_argument(function, "selection is null");
+  if (selection == nullptr && b > 0) {
+    fail_argument(function, "selection must point to ", b, " rows of ", k, ", got null");
+  }
   if (selection_stride < k) {
     fail_argument(function, "selection_stride must be >= k ", k, ", got ", selection_stride);
   }
@@ -173,10 +175,7 @@ StepErrors BatchState::take_errors() {
 }
 
 ResolveOutputs BatchState::outputs(std::int32_t group) const {
-  if (group < 0 || group >= manager_->num_groups()) {
-    fail_argument("Batch.outputs", "group must be in [0, ", manager_->num_groups(), "), got ",
-                  group);
-  }
+  manager_->check_group("Batch.outputs", group);
   return memory_.outputs[static_cast<std::size_t>(group)];
 }
 
@@ -211,9 +210,7 @@ void BatchState::check_may_sit(const Request& request) const {
 void BatchState::check_launch(const char* function, std::int32_t group, const std::int32_t* rows,
                               std::int32_t b, std::int32_t k) const {
   check_open(function);
-  if (group < 0 || group >= manager_->num_groups()) {
-    fail_argument(function, "group must be in [0, ", manager_->num_groups(), "), got ", group);
-  }
+  manager_->check_group(function, group);
   if (b < 0 || b > options_.max_rows) {
     fail_argument(function, "b must be in [0, ", options_.max_rows, "], got ", b);
   }
@@ -221,7 +218,9 @@ void BatchState::check_launch(const char* function, std::int32_t group, const st
   if (k < 1 || k > top_k) {
     fail_argument(function, "k must be in [1, ", top_k, "] (top_k of group ", group, "), got ", k);
   }
-  if (rows == nullptr && b > 0) fail_argument(function, "rows is null");
+  if (rows == nullptr && b > 0) {
+    fail_argument(function, "rows must point to ", b, " elements, got null");
+  }
 }
 
 std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {

@@ -4,8 +4,8 @@
 //   batch_step.cpp     publish, wait_ready, record_read, abort_step
 //   error_report.hpp   error words on their way back
 //
-// Invariant: a row that is not dirty has on the device exactly what its seat says; host pages of
-// its request past `published_pages_` have never been uploaded.
+// Invariants: a row that is not dirty has on the device exactly what its seat says; page table
+// elements of a row at and past `published_pages_` are -1 on the device.
 #pragma once
 
 #include <cstdint>
@@ -91,7 +91,7 @@ class BatchState {
   BatchMemory memory_;
   ErrorReport errors_;
   std::vector<RequestPtr> seats_;              // [max_rows]
-  std::vector<std::int32_t> published_pages_;  // [max_rows], page table entries in use
+  std::vector<std::int32_t> published_pages_;  // [max_rows]
   std::set<std::int32_t> dirty_;
   std::set<std::int32_t> flush_late_;  // rows whose committed units had no host page yet
   std::vector<RequestPtr> step_;       // [max_rows], seated at publish; empty between steps

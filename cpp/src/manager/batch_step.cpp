@@ -10,9 +10,7 @@ std::vector<std::int32_t> BatchState::publish(Stream stream) {
   const char* function = "Batch.publish";
   check_open(function);
   if (step_open_) fail_state(function, "a step is open; call record_read or abort_step first");
-  if (manager_->backend->is_capturing(stream)) {
-    fail_state(function, "the stream is being captured; publish outside of the graph");
-  }
+  manager_->check_not_capturing(function, stream);
   try {
     manager_->timeline.enter(stream);
     flush(stream);
@@ -131,6 +129,7 @@ void BatchState::open_step(Stream stream) noexcept {
 
 void BatchState::wait_ready(Stream stream) {
   check_step("Batch.wait_ready");
+  manager_->check_not_capturing("Batch.wait_ready", stream);
   manager_->timeline.enter(stream);
   const StepState step{clock_, 1};
   const Upload upload{reinterpret_cast<std::byte*>(memory_.step), &step, sizeof(step)};
@@ -142,6 +141,7 @@ void BatchState::wait_ready(Stream stream) {
 void BatchState::record_read(std::span<const std::int32_t> rows, Stream stream) {
   const char* function = "Batch.record_read";
   check_step(function);
+  manager_->check_not_capturing(function, stream);
   std::set<std::int32_t> committed;
   for (const std::int32_t row : rows) {
     if (row < 0 || row >= options_.max_rows || step_[static_cast<std::size_t>(row)] == nullptr) {
@@ -158,6 +158,7 @@ void BatchState::record_read(std::span<const std::int32_t> rows, Stream stream) 
 
 void BatchState::abort_step(Stream stream) {
   check_step("Batch.abort_step");
+  manager_->check_not_capturing("Batch.abort_step", stream);
   std::vector<ops::LeaseReset> resets;
   for (const RequestPtr& request : step_) {
     if (request != nullptr && request->state == KvCacheState::kActive) {

@@ -20,21 +20,24 @@ ErrorReport::ErrorReport(const ManagerState& manager, const BatchMemory& memory,
 void ErrorReport::collect(std::uint32_t clock, Stream stream) {
   // Nobody takes them: leave the words on the device, where later ones are ORed to them.
   if (pending_.size() >= kMaxPending) return;
-  const auto bytes =
-      (static_cast<std::size_t>(num_groups_) * static_cast<std::size_t>(max_rows_) + 1) *
-      sizeof(std::uint32_t);
   BufferPtr words;
   if (spare_.empty()) {
-    words = backend_.allocate_pinned(bytes);
+    words = backend_.allocate_pinned(bytes());
   } else {
     words = std::move(spare_.back());
     spare_.pop_back();
   }
   auto* source = reinterpret_cast<std::byte*>(device_words_);
-  backend_.download(*words, source, bytes, stream);
+  backend_.download(*words, source, bytes(), stream);
   EventPtr arrived = backend_.record(stream);
-  backend_.clear(source, bytes, stream);
+  backend_.clear(source, bytes(), stream);
   pending_.push_back({clock, std::move(words), std::move(arrived)});
+}
+
+std::size_t ErrorReport::bytes() const {
+  const auto words =
+      static_cast<std::size_t>(num_groups_) * static_cast<std::size_t>(max_rows_) + 1;
+  return words * sizeof(std::uint32_t);
 }
 
 StepErrors ErrorReport::take() {

@@ -29,6 +29,8 @@ class ErrorReport {
   };
   void decode(const Report& report, StepErrors& errors) const;
 
+  [[nodiscard]] std::size_t bytes() const;
+
   Backend& backend_;
   std::uint32_t* device_words_;  // [num_groups, max_rows] and the batch error
   std::int32_t num_groups_;

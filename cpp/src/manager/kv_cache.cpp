@@ -36,9 +36,7 @@ std::optional<std::int32_t> KvCache::row() const {
 std::vector<DecodedEntry> KvCache::decode_entries(std::int32_t group) const {
   const char* function = "KvCache.decode_entries";
   const std::shared_ptr<ManagerState>& manager = request_->manager();
-  if (group < 0 || group >= manager->num_groups()) {
-    fail_argument(function, "group must be in [0, ", manager->num_groups(), "), got ", group);
-  }
+  manager->check_group(function, group);
   if (state() != KvCacheState::kActive) fail_state(function, "the request has no lease; resume it");
   const auto count = static_cast<std::size_t>(request_->lease->cached_slots);
   if (request_->reset_pending) return std::vector<DecodedEntry>(count);

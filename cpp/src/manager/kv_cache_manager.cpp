@@ -114,10 +114,7 @@ MemoryView KvCacheManager::arena(std::int32_t layer) const {
 }
 
 MemoryView KvCacheManager::host_history(std::int32_t group) const {
-  if (group < 0 || group >= num_groups()) {
-    fail_argument("KvCacheManager.host_history", "group must be in [0, ", num_groups(), "), got ",
-                  group);
-  }
+  state_->check_group("KvCacheManager.host_history", group);
   return view_of(state_->history.pool(group), {config().host_pages, config().units_per_page(),
                                                state_->history.row_layout(group).unit_bytes});
 }

@@ -1,5 +1,7 @@
 #include "manager/manager_state.hpp"
 
+#include "core/check.hpp"
+
 namespace sparse_kvcm {
 
 ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
@@ -17,6 +19,18 @@ ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
     memories_.push_back({arena.pieces(group), history.pool(group)->device_data(),
                          history.row_layout(group).unit_bytes, config.host_pages, arena.num_slots(),
                          config.units_per_page()});
+  }
+}
+
+void ManagerState::check_not_capturing(const char* function, Stream stream) const {
+  if (backend->is_capturing(stream)) {
+    fail_state(function, "the stream is being captured; call it outside of the graph");
+  }
+}
+
+void ManagerState::check_group(const char* function, std::int32_t group) const {
+  if (group < 0 || group >= num_groups()) {
+    fail_argument(function, "group must be in [0, ", num_groups(), "), got ", group);
   }
 }
 

@@ -19,6 +19,11 @@ class ManagerState {
   // REQUIRES: a checked config.
   ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend);
 
+  // Throws InvalidState if `stream` is being captured: what follows must not be in a graph.
+  void check_not_capturing(const char* function, Stream stream) const;
+  // Throws InvalidArgument unless `group` is one of the config's.
+  void check_group(const char* function, std::int32_t group) const;
+
   // Moves units between the arena and host history in all groups.
   void move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,
                   Stream stream);

@@ -16,6 +16,7 @@ Request::Request(std::shared_ptr<ManagerState> manager, const KvCacheOptions& op
 bool Request::resume(Stream stream) {
   check_open("KvCache.resume");
   if (state == KvCacheState::kActive) return true;
+  manager_->check_not_capturing("KvCache.resume", stream);
   lease = acquire_lease();
   if (!lease) return false;
   try {
@@ -34,6 +35,7 @@ void Request::suspend(Stream stream) {
   check_open("KvCache.suspend");
   if (state == KvCacheState::kSuspended) return;
   check_not_in_step("KvCache.suspend");
+  manager_->check_not_capturing("KvCache.suspend", stream);
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   std::vector<ops::UnitMove> moves;
   try {
@@ -58,6 +60,7 @@ void Request::suspend(Stream stream) {
 void Request::import_history(std::span<const UnitRows> layers, std::int32_t num_units,
                              Stream stream) {
   check_import(layers, num_units);
+  manager_->check_not_capturing("KvCache.import_history", stream);
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   const std::int32_t new_length = committed + num_units;
   try {
@@ -97,10 +100,7 @@ ResizeResult Request::resize(std::int32_t new_length) {
   if (new_length - committed > manager_->config.max_new_units) return ResizeResult::kPastNewUnits;
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   take_pages(new_length);
-  const std::int64_t covered =
-      static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
-  const std::int64_t reach = std::min<std::int64_t>(committed, covered);
-  if (new_length > lease->window_slots + reach) {
+  if (new_length > std::int64_t{lease->window_slots} + reach()) {
     manager_->history.page_ids().shrink(pages, pages_before);
     return ResizeResult::kPastWindow;
   }
@@ -111,9 +111,7 @@ ResizeResult Request::resize(std::int32_t new_length) {
 
 std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {
   take_pages(committed);
-  const std::int64_t covered =
-      static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
-  const auto target = static_cast<std::int32_t>(std::min<std::int64_t>(committed, covered));
+  const std::int32_t target = reach();
   for (std::int32_t ordinal = watermark; ordinal < target; ++ordinal) {
     moves.push_back({manager_->history.host_unit(pages, ordinal), window_slot(ordinal)});
   }
@@ -180,7 +178,7 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
     const auto group = static_cast<std::size_t>(manager_->layer_groups[i]);
     const std::int64_t unit_bytes = manager_->config.groups[group].layout.unit_bytes();
     if (layers[i].data == nullptr && num_units > 0) {
-      fail_argument(function, "layers[", i, "].data is null");
+      fail_argument(function, "layers[", i, "].data must point to ", num_units, " rows, got null");
     }
     if (layers[i].row_stride < unit_bytes) {
       fail_argument(function, "layers[", i, "].row_stride must be >= ", unit_bytes, " bytes, got ",
@@ -211,6 +209,12 @@ void Request::load_window(std::int32_t first, std::int32_t last, Stream stream) 
 
 std::int32_t Request::window_slot(std::int32_t ordinal) const {
   return lease->base + lease->cached_slots + ordinal % lease->window_slots;
+}
+
+std::int32_t Request::reach() const {
+  const std::int64_t covered =
+      static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
+  return static_cast<std::int32_t>(std::min<std::int64_t>(committed, covered));
 }
 
 bool Request::take_pages(std::int32_t units) {

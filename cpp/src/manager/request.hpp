@@ -65,6 +65,8 @@ class Request {
   [[nodiscard]] std::optional<Lease> acquire_lease();
   void load_window(std::int32_t first, std::int32_t last, Stream stream);
   [[nodiscard]] std::int32_t window_slot(std::int32_t ordinal) const;
+  // The watermark that a flush can reach with the pages that there are.
+  [[nodiscard]] std::int32_t reach() const;
   bool take_pages(std::int32_t units);
   void trim_pages(std::int32_t units);
   void leave_seat() noexcept;

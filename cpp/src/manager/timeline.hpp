@@ -21,7 +21,6 @@ class Timeline {
   void join() {
     if (newest_) backend_.synchronize(*newest_);
   }
-  [[nodiscard]] const EventPtr& newest() const { return newest_; }
 
  private:
   Backend& backend_;

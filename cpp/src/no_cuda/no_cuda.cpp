@@ -11,7 +11,7 @@ namespace sparse_kvcm {
 bool cuda_is_available() noexcept { return false; }
 
 std::string cuda_unavailable_reason() {
-  return "this build has no CUDA backend: no nvcc was found when it was built";
+  return "this build has no CUDA backend: SPARSE_KVCM_CUDA was OFF, or there was no nvcc";
 }
 
 std::shared_ptr<Backend> make_cuda_backend(std::int32_t index) {

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <map>
-#include <span>
 #include <vector>
 
 namespace sparse_kvcm {

@@ -20,7 +20,6 @@ struct CopyGroup {
   std::int64_t host_unit_bytes = 0;
   std::int32_t units_per_page = 1;
   std::int32_t first_piece = 0;
-  std::int32_t num_pieces = 0;
   std::int32_t end16 = 0;  // bytes of the row that move in 16-byte words
   std::int32_t end8 = 0;   // ... in 8-byte words, behind those
   std::int32_t end4 = 0;   // ... in 4-byte words: the row without its padding

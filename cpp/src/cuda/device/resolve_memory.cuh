@@ -8,17 +8,19 @@
 
 namespace sparse_kvcm::device {
 
-// slot_of_rank of a rank that no entry holds. Later the complement of its miss index takes its
-// place, which is negative too.
+// slot_of_rank of a rank that no entry holds, above every slot so that atomicMin replaces it. Later
+// the complement of its miss index, a negative number, takes its place.
 inline constexpr std::int32_t kUnplaced = 0x7FFFFFFF;
 
 struct RowMemory {
-  std::int32_t* slot_of_rank;  // [k], within the lease
-  std::uint16_t* victim_slot;  // [k], of each miss, within the lease
-  std::uint32_t* histogram;    // [kNumBuckets]
-  std::uint32_t* warp_totals;  // [3, 32]
-  std::uint32_t* threshold;    // [2]
-  std::byte* index;            // 16-byte aligned
+  std::int32_t* slot_of_rank;    // [k], within the lease
+  std::uint16_t* victim_slot;    // [k], of each miss, within the lease
+  std::uint32_t* histogram;      // [kNumBuckets]
+  std::uint32_t* index_totals;   // [32], of warps; scratch of the index
+  std::uint32_t* miss_totals;    // [32]
+  std::uint32_t* victim_totals;  // [32]
+  std::uint32_t* threshold;      // [2]
+  std::byte* index;              // 16-byte aligned
 
   // In bytes, without the index.
   __host__ __device__ static std::int64_t bytes(std::int32_t k) {
@@ -28,16 +30,17 @@ struct RowMemory {
     slot_of_rank = reinterpret_cast<std::int32_t*>(memory);
     victim_slot = reinterpret_cast<std::uint16_t*>(slot_of_rank + padded(k));
     histogram = reinterpret_cast<std::uint32_t*>(victim_slot + padded(k));
-    warp_totals = histogram + kNumBuckets;
-    threshold = warp_totals + 3 * 32;
+    index_totals = histogram + kNumBuckets;
+    miss_totals = index_totals + 32;
+    victim_totals = miss_totals + 32;
+    threshold = victim_totals + 32;
     index = reinterpret_cast<std::byte*>(threshold + 4);
   }
   template <int kThreads>
   __device__ void clear(std::int32_t k) const {
-    constexpr int kNone = static_cast<int>(kUnplaced);
     auto* quads = reinterpret_cast<int4*>(slot_of_rank);
     for (int q = threadIdx.x; q < padded(k) / 4; q += kThreads) {
-      quads[q] = {kNone, kNone, kNone, kNone};
+      quads[q] = {kUnplaced, kUnplaced, kUnplaced, kUnplaced};
     }
     for (int b = threadIdx.x; b < kNumBuckets; b += kThreads) histogram[b] = 0;
   }

@@ -86,7 +86,7 @@ class RowResolver {
   __device__ void index_selection() {
     selected_.for_each([&](int j, std::int32_t ordinal) { index_.insert(j, ordinal); });
     __syncthreads();
-    num_ranks_ = index_.finish(m_.warp_totals);
+    num_ranks_ = index_.finish(m_.index_totals);
   }
 
   __device__ void run(std::uint32_t last, std::uint32_t clock) {
@@ -164,11 +164,11 @@ class RowResolver {
   __device__ std::uint32_t count_misses() {
     std::uint32_t misses = 0;
     for_each_miss([&](int) { ++misses; });
-    return begin_block_scan(misses, m_.warp_totals + 32);
+    return begin_block_scan(misses, m_.miss_totals);
   }
   // Returns the misses of the row.
   __device__ std::uint32_t number_misses(std::uint32_t below_in_warp) {
-    const BlockSums sums = end_block_scan<kThreads>(below_in_warp, m_.warp_totals + 32);
+    const BlockSums sums = end_block_scan<kThreads>(below_in_warp, m_.miss_totals);
     std::int32_t miss = static_cast<std::int32_t>(sums.below);
     for_each_miss([&](int r) { m_.slot_of_rank[r] = ~miss++; });
     return sums.total;
@@ -184,12 +184,12 @@ class RowResolver {
         if (bucket(e) >= threshold.bucket) counts += bucket(e) > threshold.bucket ? 1u : 1u << 16;
       }
     }
-    return begin_block_scan(counts, m_.warp_totals + 64);
+    return begin_block_scan(counts, m_.victim_totals);
   }
 
   // Lists the victims' slots and writes the entries that stay.
   __device__ void choose_victims(const Threshold& threshold, std::uint32_t below_in_warp) {
-    const BlockSums sums = end_block_scan<kThreads>(below_in_warp, m_.warp_totals + 64);
+    const BlockSums sums = end_block_scan<kThreads>(below_in_warp, m_.victim_totals);
     std::uint32_t at = sums.below >> 16;
     std::uint32_t victim = (sums.below & 0xFFFF) + min(at, threshold.count);
     for (int tile = 0; tile < num_tiles_; ++tile) {

@@ -210,6 +210,8 @@ class DecodeSteps:
         self._resolved.clear()
         if self.batch.step_open:
             self.batch.abort_step(self.stream)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # so that its errors are here
             self.batch.take_errors()  # of a step that no longer counts
 
     def close(self) -> None:
