@@ -2,19 +2,39 @@
 //   if (k < 1) fail_argument("resolve", "k must be >= 1, got ", k);
 #pragma once
 
-#include <sstream>
+#include <concepts>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "sparse_kvcm/error.hpp"
 
 namespace sparse_kvcm {
 
+// Without streams: they read the process's locale, which is not ours. It may group digits, and a
+// host program with a C++ runtime of its own can have left it unusable.
+inline void append_part(std::string& text, std::string_view part) { text += part; }
+template <std::integral T>
+void append_part(std::string& text, T part) {
+  text += std::to_string(part);
+}
+
+template <std::same_as<const void*> T>
+void append_part(std::string& text, T address) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string digits;
+  for (auto left = reinterpret_cast<std::uintptr_t>(address); left != 0; left /= 16) {
+    digits.insert(digits.begin(), kDigits[left % 16]);
+  }
+  text.append("0x").append(digits.empty() ? "0" : digits);
+}
+
 template <class... Parts>
 std::string message(const char* function, const Parts&... parts) {
-  std::ostringstream out;
-  out << '[' << function << "] ";
-  (out << ... << parts);
-  return out.str();
+  std::string text;
+  text.append("[").append(function).append("] ");
+  (append_part(text, parts), ...);
+  return text;
 }
 
 template <class... Parts>

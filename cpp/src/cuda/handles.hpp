@@ -9,6 +9,7 @@
 
 namespace sparse_kvcm {
 
+// Streams are integers at our surface. NOLINTNEXTLINE(performance-no-int-to-ptr)
 inline cudaStream_t cuda_stream(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
 // Makes `index` the thread's current device for its own lifetime.

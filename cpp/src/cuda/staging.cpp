@@ -9,7 +9,7 @@
 
 namespace sparse_kvcm {
 
-constexpr std::size_t kSmallestChunk = 64 * 1024;
+constexpr std::size_t kSmallestChunk = std::size_t{64} * 1024;
 
 // A chunk that is large enough and no longer read, or a new one.
 std::unique_ptr<Staging::Chunk> Staging::take(std::size_t bytes) {

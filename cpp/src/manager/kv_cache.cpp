@@ -48,6 +48,7 @@ std::vector<DecodedEntry> KvCache::decode_entries(std::int32_t group) const {
                              count * sizeof(Entry), 0);
   manager->backend->synchronize(*manager->backend->record(0));
   std::vector<DecodedEntry> decoded;
+  decoded.reserve(count);
   const auto* words = reinterpret_cast<const Entry*>(copy->data());
   for (std::size_t i = 0; i < count; ++i) decoded.push_back(decode_entry(words[i]));
   return decoded;
