@@ -20,13 +20,14 @@ struct FetchInput {
   std::int32_t k = 1;
   std::vector<std::int32_t> page_table;
   std::int64_t max_pages = 1;
+  std::vector<StepState> step;  // none or one
 };
 
 struct FetchErrors {
   std::vector<std::uint32_t> errors, row_errors, batch_error;
 };
 
-// The words begin with a bit that fetch never sets.
+// The words begin with a bit that fetch never sets, unless it is given a step.
 FetchErrors fetch_on(Device device, const FetchInput& input, const ops::GroupMemory& memory) {
   const DeviceArray rows(device, input.rows);
   const DeviceArray row_states(device, input.row_states);
@@ -34,12 +35,14 @@ FetchErrors fetch_on(Device device, const FetchInput& input, const ops::GroupMem
   const DeviceArray miss_slots(device, input.miss_slots);
   const DeviceArray miss_counts(device, input.miss_counts);
   const DeviceArray page_table(device, input.page_table);
+  const DeviceArray step(device, input.step);
   const DeviceArray<std::uint32_t> errors(device, input.rows.size(), kErrorStale);
   const DeviceArray<std::uint32_t> row_errors(device, input.row_states.size(), kErrorUncovered);
   const DeviceArray<std::uint32_t> batch_error(device, 1, 1u << 7);
   ops::FetchParams params;
   params.launch = {rows.data(), static_cast<std::int32_t>(input.rows.size()), row_states.data(),
                    static_cast<std::int32_t>(input.row_states.size())};
+  params.step = input.step.empty() ? nullptr : step.data();
   params.miss_ordinals = miss_ordinals.data();
   params.miss_slots = miss_slots.data();
   params.miss_counts = miss_counts.data();
@@ -233,6 +236,24 @@ TEST_P(FetchTest, RowsThatAreNotSeatedAreSkippedWithABatchError) {
     group.expect_as_modelled();
     EXPECT_EQ(errors.errors, std::vector<std::uint32_t>(2, kErrorStale)) << row;
     EXPECT_EQ(errors.batch_error[0], kBatchErrorRow | 1u << 7) << row;
+  }
+}
+
+TEST_P(FetchTest, ClosedStepGivesStaleAndCopiesNothing) {
+  for (const std::uint32_t open : {0u, 1u}) {
+    TestGroup group(device(), small_shape());
+    input_ = {};
+    seat(group, 12);
+    input_.step = {{.clock = 7, .open = open}};
+    launch(0, {3}, {5});
+    launch(kPaddingRow, {3}, {6});
+    group.upload();
+    if (open == 1) group.tag_arena(5, unit(0, 3));
+    const FetchErrors errors = fetch_on(device(), input_, group.memory());
+    group.expect_as_modelled();
+    const std::uint32_t expected = open == 1 ? kErrorUncovered : kErrorUncovered | kErrorStale;
+    EXPECT_EQ(errors.row_errors[0], expected);
+    EXPECT_EQ(errors.row_errors[1], kErrorUncovered);
   }
 }
 

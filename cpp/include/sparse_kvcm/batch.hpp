@@ -126,7 +126,8 @@ class Batch {
   void resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b,
                const std::int32_t* selection, std::int32_t k, std::int64_t selection_stride,
                const ResolveOutputs& outputs, Stream stream);
-  // Fetches the misses of the group's last resolve, from the same rows, k and outputs.
+  // Fetches the misses of the group's last resolve, from the same rows, k and outputs. While no step
+  // is open the rows report kErrorStale and nothing is copied.
   void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
              const ResolveOutputs& outputs, Stream stream);
   [[nodiscard]] ResolveOutputs outputs(std::int32_t group) const;

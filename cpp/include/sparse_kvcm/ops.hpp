@@ -114,8 +114,11 @@ struct GroupMemory {
 // (kErrorHole), a slot outside the arena (kErrorLease), no page (kErrorPage: past max_pages, or an
 // id outside [0, num_host_pages)). Padding rows are skipped; unseated and invalid ones too, with
 // kBatchErrorRow.
+// While `step` is closed every seated row gives kErrorStale and nothing is copied: an old miss list
+// may name slots that are another request's by now.
 struct FetchParams {
   LaunchRows launch;
+  const StepState* step = nullptr;              // [1], or nullptr = not asked
   const std::int32_t* miss_ordinals = nullptr;  // [b, k]
   const std::int32_t* miss_slots = nullptr;     // [b, k]
   const std::int32_t* miss_counts = nullptr;    // [b], clamped to [0, k]

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/rounding.hpp"
 #include "sparse_kvcm/types.hpp"
 
 namespace sparse_kvcm {
@@ -15,10 +16,6 @@ constexpr std::int32_t kMaxRegions = 4;
 constexpr std::int32_t kMaxRegionBytes = 65'536;
 constexpr std::int32_t kMaxPageAlignment = 65'536;
 constexpr std::int32_t kWidestAccess = 16;
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 void check_units_per_page(const char* function, std::int32_t units_per_page) {
   if (units_per_page < 1) {
@@ -53,7 +50,7 @@ std::int64_t UnitLayout::unit_bytes() const {
 
 std::int64_t UnitLayout::page_bytes(std::int32_t units_per_page) const {
   check_units_per_page("UnitLayout.page_bytes", units_per_page);
-  return round_up(unit_bytes() * units_per_page, page_alignment_);
+  return round_up(unit_bytes() * units_per_page, std::int64_t{page_alignment_});
 }
 
 std::int64_t UnitLayout::region_offset(std::int32_t region, std::int32_t units_per_page) const {

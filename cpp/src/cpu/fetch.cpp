@@ -30,6 +30,10 @@ std::uint32_t fetch_unit(const FetchParams& params, std::int32_t row, std::int32
 void CpuBackend::fetch(const FetchParams& params, Stream) {
   for (std::int64_t i = 0; i < params.launch.b; ++i) {
     if (find_seat(params.launch, i, params.errors) == nullptr) continue;
+    if (params.step != nullptr && params.step->open == 0) {
+      report(params.launch, i, kErrorStale, params.errors);
+      continue;
+    }
     const std::int32_t row = params.launch.rows[i];
     const std::int32_t count = std::clamp(params.miss_counts[i], 0, params.k);
     std::uint32_t errors = 0;

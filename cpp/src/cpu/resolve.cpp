@@ -198,28 +198,29 @@ void write_nothing(const ResolveParams& params, std::int64_t i) {
 
 void resolve_row(const ResolveParams& params, std::int64_t i, Scratch& scratch) {
   write_nothing(params, i);
-  const RowState* state = find_seat(params.launch, i, params.errors);
-  if (state == nullptr) return;
-  if (!row_is_consistent(*state, params)) {
+  const RowState* seat = find_seat(params.launch, i, params.errors);
+  if (seat == nullptr) return;
+  const RowState state = *seat;  // once: what was checked is what is followed
+  if (state.lease_id < 0 || !row_is_consistent(state, params)) {
     report(params.launch, i, kErrorLease, params.errors);
     return;
   }
-  std::uint32_t& last = params.last[state->lease_id];
+  std::uint32_t& last = params.last[state.lease_id];
   if (params.step->open == 0 || last == params.step->clock) {
     report(params.launch, i, kErrorStale, params.errors);
     return;
   }
 
-  const RowLaunch row{params, i, *state, last, params.step->clock};
+  const RowLaunch row{params, i, state, last, params.step->clock};
   collect_wanted(row, scratch);
   const std::int32_t hits = scan_entries(row, scratch);
   place_misses(row, scratch);
   last = row.clock;
 
   report(params.launch, i, write_selected_slots(row, scratch), params.errors);
-  for (std::int32_t ordinal = state->committed; ordinal < state->length; ++ordinal) {
-    params.write_slots[i * params.max_new_units + ordinal - state->committed] =
-        window_slot(*state, ordinal);
+  for (std::int32_t ordinal = state.committed; ordinal < state.length; ++ordinal) {
+    params.write_slots[i * params.max_new_units + ordinal - state.committed] =
+        window_slot(state, ordinal);
   }
   params.hit_counts[i] = hits;
   params.miss_counts[i] = scratch.wanted.size();

@@ -26,6 +26,7 @@ constexpr int kRowsAtOnce = 2048;
 // What the kernel needs of ops::FetchParams. Lives in the launch's constant parameters.
 struct FetchLaunch {
   ops::LaunchRows launch;
+  const StepState* step;
   const std::int32_t* miss_ordinals;
   const std::int32_t* miss_slots;
   const std::int32_t* miss_counts;
@@ -70,7 +71,11 @@ __device__ MissList number_misses(const FetchLaunch& p, std::int32_t first, std:
     if (j < rows) {
       const std::int32_t seat = seat_of(p, first + j);
       if (seat >= 0) {
-        misses = static_cast<std::uint32_t>(min(max(p.miss_counts[first + j], 0), p.k));
+        if (p.step != nullptr && p.step->open == 0) {
+          if (blockIdx.x == 0) report(p, first + j, kErrorStale);
+        } else {
+          misses = static_cast<std::uint32_t>(min(max(p.miss_counts[first + j], 0), p.k));
+        }
         history = misses == 0 ? 0 : max(p.launch.row_states[seat].watermark, 0) / kScaleUnits;
       } else if (seat == device::kNoSeat && blockIdx.x == 0) {
         device::raise(p.errors.batch_error, kBatchErrorRow);
@@ -155,6 +160,7 @@ __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__
 
 void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
   FetchLaunch p{params.launch,
+                params.step,
                 params.miss_ordinals,
                 params.miss_slots,
                 params.miss_counts,

@@ -1,5 +1,7 @@
 #include "manager/batch_memory.hpp"
 
+#include "core/rounding.hpp"
+
 namespace sparse_kvcm {
 namespace {
 
@@ -13,8 +15,7 @@ class Carver {
   template <class T>
   T* take(std::int64_t count) {
     std::byte* place = base_ == nullptr ? nullptr : base_ + used_;
-    used_ +=
-        (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += round_up(count * static_cast<std::int64_t>(sizeof(T)), kAlignment);
     return reinterpret_cast<T*>(place);
   }
   [[nodiscard]] std::size_t used() const { return static_cast<std::size_t>(used_); }
@@ -51,7 +52,7 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
 
 BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
                          Backend& backend)
-    : max_pages((options.max_units + config.units_per_page() - 1) / config.units_per_page()) {
+    : max_pages(ceil_div(options.max_units, config.units_per_page())) {
   Carver size(nullptr);
   carve(*this, size, config, options);
   buffer_ = backend.allocate_device(size.used());

@@ -157,6 +157,7 @@ void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_
   const ResolveOutputs out = with_defaults(group, outputs);
   ops::FetchParams params;
   params.launch = launch_rows(rows, b);
+  params.step = memory_.step;
   params.miss_ordinals = out.miss_ordinals;
   params.miss_slots = out.miss_slots;
   params.miss_counts = out.miss_counts;

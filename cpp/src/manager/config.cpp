@@ -65,6 +65,10 @@ void check_groups(const KvCacheManagerConfig& config) {
 void check(const KvCacheManagerConfig& config) {
   check_page(config);
   const std::int32_t page = config.units_per_page();
+  if (page > kMaxCachedSlots) {
+    fail_argument(kFunction, "tokens_per_block / tokens_per_unit must be <= ", kMaxCachedSlots,
+                  ", the most cached slots, got ", page);
+  }
   check_range("cached_slots", config.cached_slots, page, kMaxCachedSlots);
   check_multiple("cached_slots", config.cached_slots, page);
   check_range("window_slots", config.window_slots, page, kMaxUnits);

@@ -41,19 +41,17 @@ void check_options(const ManagerState& state, const KvCacheOptions& options) {
   }
   const std::int32_t page = state.config.units_per_page();
   const std::int32_t low = largest_top_k(state.config);
-  const std::int64_t cached =
-      options.cached_slots == -1 ? state.config.cached_slots : options.cached_slots;
-  if (cached < 0 || cached > kMaxCachedSlots || cached % page != 0) {
+  const std::int32_t cached = options.cached_slots;
+  if (cached < -1 || cached > kMaxCachedSlots || (cached != -1 && cached % page != 0)) {
     fail_argument(function, "cached_slots must be a multiple of the page's units ", page,
                   " in [0, ", kMaxCachedSlots, "], or -1 for the manager's, got ", cached);
   }
-  const std::int64_t most = cached + state.config.window_slots;
-  if (options.need > most && cached < low) {
+  const LeaseShape shape = state.lease_shape(options);
+  const std::int64_t lease = std::int64_t{shape.cached_slots} + shape.window_slots;
+  if (options.need > lease && shape.cached_slots < low) {
     fail_argument(function, "cached_slots must be >= the largest top_k ", low, " for a need of ",
                   options.need, " units, which does not fit the lease as a whole, got ", cached);
   }
-  const std::int64_t all_window = (std::int64_t{options.need} + page - 1) / page * page;
-  const std::int64_t lease = options.need <= most ? all_window : most;
   if (lease > state.arena.num_slots()) {
     fail_argument(function, "the lease takes ", lease, " slots, more than the arena's ",
                   state.arena.num_slots(), "; raise arena_pages or lower need or cached_slots");

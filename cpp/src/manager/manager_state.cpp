@@ -1,6 +1,7 @@
 #include "manager/manager_state.hpp"
 
 #include "core/check.hpp"
+#include "core/rounding.hpp"
 
 namespace sparse_kvcm {
 
@@ -32,6 +33,13 @@ void ManagerState::check_group(const char* function, std::int32_t group) const {
   if (group < 0 || group >= num_groups()) {
     fail_argument(function, "group must be in [0, ", num_groups(), "), got ", group);
   }
+}
+
+LeaseShape ManagerState::lease_shape(const KvCacheOptions& options) const {
+  const std::int32_t cached =
+      options.cached_slots == -1 ? config.cached_slots : options.cached_slots;
+  if (options.need > cached + config.window_slots) return {cached, config.window_slots};
+  return {0, round_up(options.need, config.units_per_page())};
 }
 
 void ManagerState::move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,

@@ -14,6 +14,13 @@
 
 namespace sparse_kvcm {
 
+// Slots of a request's leases. A request that fits into one as a whole is all window: wholly
+// resident, never fetched.
+struct LeaseShape {
+  std::int32_t cached_slots = 0;  // N; 0 = all window
+  std::int32_t window_slots = 0;  // W
+};
+
 class ManagerState {
  public:
   // REQUIRES: a checked config.
@@ -23,6 +30,9 @@ class ManagerState {
   void check_not_capturing(const char* function, Stream stream) const;
   // Throws InvalidArgument unless `group` is one of the config's.
   void check_group(const char* function, std::int32_t group) const;
+
+  // Of a request with this need; `cached_slots` as in KvCacheOptions.
+  [[nodiscard]] LeaseShape lease_shape(const KvCacheOptions& options) const;
 
   // Moves units between the arena and host history in all groups.
   void move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,

@@ -3,21 +3,19 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "core/row_state.hpp"
 #include "manager/batch_state.hpp"
 
 namespace sparse_kvcm {
 
 Request::Request(std::shared_ptr<ManagerState> manager, const KvCacheOptions& options)
-    : need(options.need),
-      manager_(std::move(manager)),
-      cached_slots_(options.cached_slots < 0 ? manager_->config.cached_slots
-                                             : options.cached_slots) {}
+    : need(options.need), manager_(std::move(manager)), shape_(manager_->lease_shape(options)) {}
 
 bool Request::resume(Stream stream) {
   check_open("KvCache.resume");
   if (state == KvCacheState::kActive) return true;
   manager_->check_not_capturing("KvCache.resume", stream);
-  lease = acquire_lease();
+  lease = manager_->arena.leases().acquire(shape_.cached_slots, shape_.window_slots);
   if (!lease) return false;
   try {
     if (all_window()) load_window(0, committed, stream);
@@ -113,7 +111,8 @@ std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {
   take_pages(committed);
   const std::int32_t target = reach();
   for (std::int32_t ordinal = watermark; ordinal < target; ++ordinal) {
-    moves.push_back({manager_->history.host_unit(pages, ordinal), window_slot(ordinal)});
+    moves.push_back(
+        {manager_->history.host_unit(pages, ordinal), window_slot(row_state(), ordinal)});
   }
   return std::max(target, watermark);
 }
@@ -187,28 +186,15 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
   }
 }
 
-// A request that fits into one lease as a whole is all window: wholly resident, never fetched.
-std::optional<Lease> Request::acquire_lease() {
-  const std::int32_t window = manager_->config.window_slots;
-  const std::int32_t page = manager_->config.units_per_page();
-  if (need > cached_slots_ + window) {
-    return manager_->arena.leases().acquire(cached_slots_, window);
-  }
-  return manager_->arena.leases().acquire(0, (need + page - 1) / page * page);
-}
-
 void Request::load_window(std::int32_t first, std::int32_t last, Stream stream) {
   std::vector<ops::UnitMove> moves;
   for (std::int32_t ordinal = first; ordinal < last; ++ordinal) {
-    moves.push_back({manager_->history.host_unit(pages, ordinal), window_slot(ordinal)});
+    moves.push_back(
+        {manager_->history.host_unit(pages, ordinal), window_slot(row_state(), ordinal)});
   }
   manager_->timeline.enter(stream);
   manager_->move_units(moves, ops::MoveDirection::kHostToArena, stream);
   manager_->timeline.leave(stream);
-}
-
-std::int32_t Request::window_slot(std::int32_t ordinal) const {
-  return lease->base + lease->cached_slots + ordinal % lease->window_slots;
 }
 
 std::int32_t Request::reach() const {

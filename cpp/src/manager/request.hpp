@@ -62,9 +62,7 @@ class Request {
   void check_open(const char* function) const;
   void check_not_in_step(const char* function) const;
   void check_import(std::span<const UnitRows> layers, std::int32_t num_units) const;
-  [[nodiscard]] std::optional<Lease> acquire_lease();
   void load_window(std::int32_t first, std::int32_t last, Stream stream);
-  [[nodiscard]] std::int32_t window_slot(std::int32_t ordinal) const;
   // The watermark that a flush can reach with the pages that there are.
   [[nodiscard]] std::int32_t reach() const;
   bool take_pages(std::int32_t units);
@@ -73,7 +71,7 @@ class Request {
   void return_lease() noexcept;
 
   const std::shared_ptr<ManagerState> manager_;
-  const std::int32_t cached_slots_;
+  const LeaseShape shape_;
 };
 
 }  // namespace sparse_kvcm

@@ -5,22 +5,27 @@
 
 namespace sparse_kvcm {
 
-LeaseAllocator::LeaseAllocator(std::int32_t num_slots, std::int32_t max_leases) {
+LeaseAllocator::LeaseAllocator(std::int32_t num_slots, std::int32_t max_leases)
+    : max_leases_(max_leases) {
   if (num_slots > 0) free_runs_.emplace(0, num_slots);
-  for (std::int32_t id = max_leases - 1; id >= 0; --id) free_ids_.push_back(id);
 }
 
 std::optional<Lease> LeaseAllocator::acquire(std::int32_t cached_slots, std::int32_t window_slots) {
   const std::int32_t size = cached_slots + window_slots;
   const auto run = std::find_if(free_runs_.begin(), free_runs_.end(),
                                 [size](const auto& r) { return r.second >= size; });
-  if (run == free_runs_.end() || free_ids_.empty()) return std::nullopt;
+  if (run == free_runs_.end() || num_free_ids() == 0) return std::nullopt;
   const auto [first, slots] = *run;
   free_runs_.erase(run);
   if (slots > size) free_runs_.emplace(first + size, slots - size);
-  const Lease lease{free_ids_.back(), first, cached_slots, window_slots, next_generation_++};
-  free_ids_.pop_back();
-  return lease;
+  std::int32_t id = next_id_;
+  if (free_ids_.empty()) {
+    ++next_id_;
+  } else {
+    id = free_ids_.back();
+    free_ids_.pop_back();
+  }
+  return Lease{id, first, cached_slots, window_slots, next_generation_++};
 }
 
 void LeaseAllocator::release(const Lease& lease) {

@@ -26,12 +26,14 @@ class LeaseAllocator {
   [[nodiscard]] std::int64_t num_free_slots() const;
   [[nodiscard]] std::int64_t largest_free_run() const;
   [[nodiscard]] std::int32_t num_free_ids() const {
-    return static_cast<std::int32_t>(free_ids_.size());
+    return static_cast<std::int32_t>(free_ids_.size()) + max_leases_ - next_id_;
   }
 
  private:
   std::map<std::int32_t, std::int32_t> free_runs_;  // first slot -> slots; no two touch
-  std::vector<std::int32_t> free_ids_;              // last one is taken next
+  std::vector<std::int32_t> free_ids_;              // given back; last one is taken next
+  std::int32_t next_id_ = 0;                        // never used so far, up to max_leases_
+  std::int32_t max_leases_;
   std::uint64_t next_generation_ = 1;
 };
 

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/rounding.hpp"
+
 namespace sparse_kvcm {
 
 HostHistory::HostHistory(const KvCacheManagerConfig& config, Backend& backend)
@@ -37,7 +39,7 @@ std::int64_t HostHistory::host_unit(const std::vector<std::int32_t>& pages,
 }
 
 std::int32_t HostHistory::pages_for(std::int32_t units) const {
-  return (units + units_per_page_ - 1) / units_per_page_;
+  return ceil_div(units, units_per_page_);
 }
 
 void HostHistory::write(std::int32_t group, std::span<const UnitRows> layers,
