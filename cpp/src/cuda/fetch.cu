@@ -130,7 +130,7 @@ __device__ void fetch_unit(const FetchLaunch& p, std::int64_t i, std::int64_t m)
     return;
   }
   const std::int64_t unit = page * p.group.units_per_page + ordinal % p.group.units_per_page;
-  device::load_unit(p.group, p.pieces, unit, slot);
+  device::copy_unit<device::CopyDirection::kHostToArena>(p.group, p.pieces, unit, slot);
 }
 
 // Warps that walk the list: fewer where its units lie far apart.
