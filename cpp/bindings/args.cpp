@@ -1,38 +1,55 @@
 #include "args.hpp"
 
-#include <algorithm>
+#include <optional>
 
 namespace sparse_kvcm::bindings {
 namespace {
 
 constexpr std::size_t kLongestValue = 60;
 
+// UTF-8 of a str. None with a lone surrogate, or a null character, at which messages would end.
+std::optional<std::string> utf8(nb::handle text) {
+  Py_ssize_t size = 0;
+  const char* const first = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (first == nullptr) {
+    drop_error();
+    return std::nullopt;
+  }
+  std::string result(first, static_cast<std::size_t>(size));
+  if (result.find('\0') != std::string::npos) return std::nullopt;
+  return result;
+}
+
 // The representation of `value` if it is short, has one line and can be had.
 std::string short_repr(nb::handle value) {
-  PyObject* const repr = PyObject_Repr(value.ptr());
-  if (repr == nullptr) {
-    PyErr_Clear();
+  const nb::object repr = nb::steal(PyObject_Repr(value.ptr()));
+  if (!repr.is_valid()) {
+    drop_error();
     return {};
   }
-  const nb::str text = nb::steal<nb::str>(repr);
-  const std::string result = text.c_str();
+  const std::string result = utf8(repr).value_or("");
   const bool fits = result.size() <= kLongestValue && result.find('\n') == std::string::npos;
   return fits ? result : std::string();
 }
 
 }  // namespace
 
+void drop_error() {
+  const bool any = PyErr_Occurred() != nullptr;
+  if (any && (PyErr_ExceptionMatches(PyExc_Exception) == 0 ||
+              PyErr_ExceptionMatches(PyExc_MemoryError) != 0)) {
+    nb::raise_python_error();
+  }
+  PyErr_Clear();
+}
+
 std::string describe(nb::handle value) {
   if (value.is_none()) return "None";
-  std::string type = nb::str(value.type().attr("__name__")).c_str();
+  const std::string type = utf8(nb::str(value.type().attr("__name__"))).value_or("object");
   const std::string repr = short_repr(value);
   const bool says_type = repr.starts_with(type) || repr.starts_with('<');
   if (repr.empty()) return type;
   return says_type ? repr : type + " " + repr;
-}
-
-std::string item_name(std::string_view name, std::size_t index) {
-  return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
 std::int64_t to_int64(const char* function, std::string_view name, nb::handle value,
@@ -40,7 +57,7 @@ std::int64_t to_int64(const char* function, std::string_view name, nb::handle va
   const nb::object index =
       nb::steal(PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
   if (!index.is_valid()) {
-    PyErr_Clear();
+    drop_error();
     fail_argument(function, name, " must be an int, got ", describe(value));
   }
   int overflow = 0;
@@ -59,7 +76,7 @@ std::vector<nb::object> to_items(const char* function, std::string_view name, nb
       PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr()) || nb::isinstance<nb::dict>(value);
   const nb::object iterator = nb::steal(refused ? nullptr : PyObject_GetIter(value.ptr()));
   if (!iterator.is_valid()) {
-    PyErr_Clear();
+    drop_error();
     fail_argument(function, name, " must be a sequence of ", of, ", got ", describe(value));
   }
   std::vector<nb::object> items;
@@ -76,18 +93,23 @@ std::vector<std::int32_t> to_int32s(const char* function, std::string_view name,
 }
 
 std::vector<IntItem> to_int_items(const char* function, std::string_view name, nb::handle value) {
-  const nb::object items = nb::steal(PyMapping_Check(value.ptr()) && nb::hasattr(value, "items")
-                                         ? PyMapping_Items(value.ptr())
-                                         : nullptr);
+  const nb::object items =
+      nb::steal(PyMapping_Check(value.ptr()) ? PyMapping_Items(value.ptr()) : nullptr);
   if (!items.is_valid()) {
-    PyErr_Clear();
+    drop_error();
     fail_argument(function, name, " must be a dict with int keys, got ", describe(value));
   }
   std::vector<IntItem> result;
   for (nb::handle item : items) {
+    const auto pair = nb::steal<nb::tuple>(PySequence_Tuple(item.ptr()));
+    if (!pair.is_valid() || pair.size() != 2) {
+      drop_error();
+      fail_argument(function, name, " must have pairs as items, got ", describe(item), " in ",
+                    describe(value));
+    }
     const auto key =
-        to_int<std::int32_t>(function, std::string("key of ") + std::string(name), item[0]);
-    result.push_back({key, nb::object(item[1])});
+        to_int<std::int32_t>(function, std::string("key of ") + std::string(name), pair[0]);
+    result.push_back({key, nb::object(pair[1])});
   }
   return result;
 }
@@ -96,7 +118,12 @@ std::string to_text(const char* function, std::string_view name, nb::handle valu
   if (!PyUnicode_Check(value.ptr())) {
     fail_argument(function, name, " must be a str, got ", describe(value));
   }
-  return nb::borrow<nb::str>(value).c_str();
+  const std::optional<std::string> text = utf8(value);
+  if (!text) {
+    fail_argument(function, name, " must be a str without surrogates and null characters, got ",
+                  describe(value));
+  }
+  return *text;
 }
 
 }  // namespace sparse_kvcm::bindings

@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -20,11 +21,17 @@ namespace nb = nanobind;
 // A named argument of a bound function. None is let through, to be refused by name.
 [[nodiscard]] inline auto arg(const char* name) { return nb::arg(name).none(); }
 
+// After a failed call of Python's API: drops an error that says no more than that a value does not
+// fit, to be said by name instead. Throws others on: an interrupt, an exit, lack of memory.
+void drop_error();
+
 // Type and, for short values, value: "float 1.5", "None", "list [1, 2]".
 [[nodiscard]] std::string describe(nb::handle value);
 
 // The index into a sequence argument: "layers[2]".
-[[nodiscard]] std::string item_name(std::string_view name, std::size_t index);
+[[nodiscard]] std::string item_name(std::string_view name, std::integral auto index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
 
 // An int, or what Python takes as an index (NumPy integers); not bool, nothing else is converted.
 // Throws InvalidArgument if it is no int or outside [min, max].
@@ -60,6 +67,7 @@ struct IntItem {
 [[nodiscard]] std::vector<IntItem> to_int_items(const char* function, std::string_view name,
                                                 nb::handle value);
 
+// A str without what text in C++ cannot have: lone surrogates and null characters.
 [[nodiscard]] std::string to_text(const char* function, std::string_view name, nb::handle value);
 
 // An instance of the bound class T.

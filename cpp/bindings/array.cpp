@@ -154,8 +154,29 @@ struct Export {
   bool writable = false;
 };
 
-Export export_of(nb::handle value, Access access) {
-  if (value.is_none()) return {};
+// The DLPack capsule of `value`, or `value` itself, which may have the buffer protocol.
+// nanobind would ask for the capsule itself, but drop whatever `__dlpack__` raises.
+nb::object exporter_of(nb::handle value, Access access) {
+  const nb::object method = nb::getattr(value.type(), "__dlpack__", nb::none());
+  if (method.is_none()) return nb::borrow(value);
+  const nb::tuple arguments = nb::make_tuple(value);
+  nb::dict with_version;
+  with_version["max_version"] =
+      nb::make_tuple(nb::dlpack::major_version, nb::dlpack::minor_version);
+  // Only a capsule with a version says whether it may be written; one without comes faster.
+  const bool writes = access == Access::kWrite;
+  for (const bool versioned : {writes, !writes}) {
+    nb::object capsule = nb::steal(
+        PyObject_Call(method.ptr(), arguments.ptr(), versioned ? with_version.ptr() : nullptr));
+    if (capsule.is_valid() && PyCapsule_CheckExact(capsule.ptr())) return capsule;
+    drop_error();
+  }
+  return nb::borrow(value);
+}
+
+Export export_of(nb::handle source, Access access) {
+  if (source.is_none()) return {};
+  const nb::object value = exporter_of(source, access);
   if (nb::ndarray<> array; access == Access::kWrite && nb::try_cast(value, array, false)) {
     return {AnyArray(array), true};
   }

@@ -52,7 +52,7 @@ struct ArraySpec {
   Place place = Place::kDevice;
 };
 
-// An array that fits its spec. Holds a reference to the exporter.
+// An array that fits its spec. Keeps the exported memory alive.
 class Array {
  public:
   Array() = default;  // stands for None

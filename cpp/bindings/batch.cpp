@@ -35,7 +35,7 @@ nb::dict resize(Batch& batch, nb::handle lengths) {
   constexpr const char* kFunction = "Batch.resize";
   std::vector<RowLength> wanted;
   for (const IntItem& item : to_int_items(kFunction, "lengths", lengths)) {
-    const std::string name = item_name("lengths", static_cast<std::size_t>(item.key));
+    const std::string name = item_name("lengths", item.key);
     wanted.push_back({item.key, to_int<std::int32_t>(kFunction, name, item.value)});
   }
   const std::vector<ResizeResult> results = batch.resize(wanted);

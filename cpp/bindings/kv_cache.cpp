@@ -56,9 +56,8 @@ void import_history(KvCache& cache, nb::handle layers, nb::handle stream) {
     }
     const auto group = static_cast<std::size_t>(manager.layer_groups[i]);
     const std::int64_t unit_bytes = manager.config.groups[group].layout.unit_bytes();
-    rows.push_back(take_unit_rows(checker,
-                                  item_name("layers", static_cast<std::size_t>(found->key)),
-                                  found->value, unit_bytes, keep));
+    rows.push_back(
+        take_unit_rows(checker, item_name("layers", found->key), found->value, unit_bytes, keep));
   }
   cache.import_history(rows, checker.extent32("n"), to_stream(kFunction, stream));
 }

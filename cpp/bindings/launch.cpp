@@ -11,11 +11,13 @@ using Shape = std::vector<std::string_view>;
 
 // Field `name` of a ResolveOutputs, or of anything with the same attributes.
 nb::object field(const ArrayChecker& checker, nb::handle out, const char* name) {
-  if (!nb::hasattr(out, name)) {
+  nb::object value = nb::steal(PyObject_GetAttrString(out.ptr(), name));
+  if (!value.is_valid()) {
+    drop_error();
     fail_argument(checker.function(), "out must be a ResolveOutputs, got ", describe(out),
                   " without ", name);
   }
-  return out.attr(name);
+  return value;
 }
 
 Array take_field(ArrayChecker& checker, nb::handle out, const char* name, const Shape& shape,

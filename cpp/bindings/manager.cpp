@@ -20,10 +20,16 @@ void make_manager(KvCacheManager* self, nb::handle config) {
   new (self) KvCacheManager(to_instance<KvCacheManagerConfig>("KvCacheManager", "config", config));
 }
 
+// A length that the request may have. Not left to the callee, whose limit an int past 32 bits would
+// not reach.
+std::int32_t to_units(const char* function, const char* name, nb::handle value) {
+  return static_cast<std::int32_t>(to_int64(function, name, value, 1, kMaxUnits));
+}
+
 std::shared_ptr<KvCache> create_kv_cache(KvCacheManager& self, nb::handle need,
                                          nb::handle cached_slots) {
   constexpr const char* kFunction = "KvCacheManager.create_kv_cache";
-  KvCacheOptions options{.need = to_int<std::int32_t>(kFunction, "need", need)};
+  KvCacheOptions options{.need = to_units(kFunction, "need", need)};
   if (!cached_slots.is_none()) {
     // A negative number stands for the manager's own in C++; here None does.
     options.cached_slots = static_cast<std::int32_t>(
@@ -37,7 +43,7 @@ std::shared_ptr<Batch> create_batch(KvCacheManager& self, nb::handle max_rows, n
   constexpr const char* kFunction = "KvCacheManager.create_batch";
   return self.create_batch(
       {.max_rows = to_int<std::int32_t>(kFunction, "max_rows", max_rows),
-       .max_units = to_int<std::int32_t>(kFunction, "max_units", max_units),
+       .max_units = to_units(kFunction, "max_units", max_units),
        .no_write_slot = to_int<std::int32_t>(kFunction, "no_write_slot", no_write_slot)});
 }
 

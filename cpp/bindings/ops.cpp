@@ -114,13 +114,21 @@ void fetch(nb::handle out, nb::handle rows, nb::handle row_states, nb::handle pa
   ops::fetch(checker.device(), params, stream_id);
 }
 
-// One GroupMemory or several, all on one device.
-std::vector<const GroupMemoryArrays*> to_memories(const char* function, nb::handle memories) {
-  if (nb::isinstance<GroupMemoryArrays>(memories)) {
-    return {&to_instance<GroupMemoryArrays>(function, "memories", memories)};
-  }
+// Keeps the objects: an iterator, or a list that changes during the call, does not.
+struct Memories {
+  std::vector<nb::object> objects;
   std::vector<const GroupMemoryArrays*> groups;
-  for (const nb::object& item : to_items(function, "memories", memories, "GroupMemory")) {
+};
+
+// One GroupMemory or several, all on one device.
+Memories to_memories(const char* function, nb::handle memories) {
+  if (nb::isinstance<GroupMemoryArrays>(memories)) {
+    return {{nb::borrow(memories)},
+            {&to_instance<GroupMemoryArrays>(function, "memories", memories)}};
+  }
+  Memories result{to_items(function, "memories", memories, "GroupMemory"), {}};
+  auto& groups = result.groups;
+  for (const nb::object& item : result.objects) {
     const std::string name = item_name("memories", groups.size());
     const auto& group = to_instance<GroupMemoryArrays>(function, name, item);
     if (!groups.empty() && group.device() != groups[0]->device()) {
@@ -129,7 +137,7 @@ std::vector<const GroupMemoryArrays*> to_memories(const char* function, nb::hand
     }
     groups.push_back(&group);
   }
-  return groups;
+  return result;
 }
 
 // Places that every one of `groups` has; said here in the words of the caller's arguments.
@@ -150,7 +158,7 @@ void check_moves(const char* function, const std::vector<ops::UnitMove>& moves,
 
 void move_units(const char* function, ops::MoveDirection direction, nb::handle slots,
                 nb::handle host_units, nb::handle memories, nb::handle stream) {
-  const auto groups = to_memories(function, memories);
+  const auto [objects, groups] = to_memories(function, memories);
   ArrayChecker checker(function);
   const Array slots_array = checker.take("slots", slots, {.shape = {"n"}, .place = Place::kHost});
   const Array units =

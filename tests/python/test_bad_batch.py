@@ -73,6 +73,7 @@ CASES = [
             (lambda s: s.batch.resize({2: 1}), "2"),
             (lambda s: s.batch.resize({1: 41, 0: 4}), "5 ... got 4"),
             (lambda s: s.batch.resize({1: -1}), "got -1"),
+            (lambda s: s.batch.resize({-1: "x"}), "lengths[-1] must be an int ... got str 'x'"),
             (lambda s: s.batch.resize({1: None}), "lengths[1] must be an int ... got None"),
             (
                 lambda s: s.batch.resize({1.5: 41}),

@@ -61,6 +61,8 @@ CONFIG_CASES: list[tuple[Callable[[], dict[str, Any]], list[str]]] = [
     (lambda: {"tokens_per_unit": 3}, ["tokens_per_unit", "divide", "got 3"]),
     (lambda: {"device": "gpu"}, ["device", '"cpu"', 'got "gpu"']),
     (lambda: {"device": "cuda:x"}, ["cuda:<index>", 'got "cuda:x"']),
+    (lambda: {"device": "cpu\0x"}, ["device must be a str without", r"got str 'cpu\x00x'"]),
+    (lambda: {"device": "\ud800"}, ["device must be a str without", r"got str '\ud800'"]),
     (lambda: {"device": 0}, ["device must be a str", "got int 0"]),
 ]
 

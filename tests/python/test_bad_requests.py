@@ -33,7 +33,14 @@ CASES = [
             (lambda s: s.manager.create_kv_cache(0), "need ... [1, 16777215] ... got 0"),
             (lambda s: s.manager.create_kv_cache(-1), "need ... got -1"),
             (lambda s: s.manager.create_kv_cache(2**24), "need ... [1, 16777215] ... got 16777216"),
-            (lambda s: s.manager.create_kv_cache(2**70), "need ... got 1180591620717411303424"),
+            (
+                lambda s: s.manager.create_kv_cache(2**70),
+                "need ... [1, 16777215] ... got 1180591620717411303424",
+            ),
+            (
+                lambda s: s.manager.create_kv_cache(10**5000),
+                "need ... [1, 16777215] ... got a longer int",
+            ),
             (lambda s: s.manager.create_kv_cache(None), "need must be an int ... got None"),
             (lambda s: s.manager.create_kv_cache(10.0), "need must be an int ... got float 10.0"),
             (lambda s: s.manager.create_kv_cache(100, 9), "cached_slots ... multiple ... got 9"),
@@ -204,6 +211,10 @@ CASES = [
             (
                 lambda s: s.manager.create_batch(1, 2**24),
                 "max_units ... [1, 16777215] ... got 16777216",
+            ),
+            (
+                lambda s: s.manager.create_batch(1, 2**31),
+                "max_units ... [1, 16777215] ... got 2147483648",
             ),
             (lambda s: s.manager.create_batch(1, 10, 3), "no_write_slot ... -1 ... 48 ... got 3"),
             (
