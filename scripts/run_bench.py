@@ -65,6 +65,15 @@ def print_table(records: list[dict[str, object]], title: str) -> None:
     Console().print(table)
 
 
+def check_writable(path: Path) -> None:
+    """Raise OSError if a file cannot be written; make its folder, but not the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    existed = path.exists()
+    path.open("a").close()
+    if not existed:
+        path.unlink()
+
+
 def main() -> int:
     """Run, print and write."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
@@ -78,6 +87,11 @@ def main() -> int:
     command = [arguments.program, "--device", arguments.device, *arguments.names]
     if arguments.list:
         return subprocess.run([*command, "--list"], check=False).returncode
+    if arguments.json:  # now, not after minutes of benchmarks
+        try:
+            check_writable(arguments.json)
+        except OSError as error:
+            parser.error(f"--json must be a writable file, got {arguments.json}: {error}")
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if run.returncode != 0:
         return run.returncode
@@ -90,7 +104,6 @@ def main() -> int:
     records = [json.loads(line) | about for line in run.stdout.splitlines()]
     print_table(records, about["device"])
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(records, indent=1) + "\n")
     return 0
 

@@ -165,6 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--new-tokens", type=int, default=220, help="tokens per request")
     new_tokens = parser.parse_args(arguments).new_tokens
+    if new_tokens < 1:
+        parser.error(f"--new-tokens must be >= 1, got {new_tokens}")
     torch.set_num_threads(1)  # more threads only wait for each other at this size
     ids, mask = left_padded(PROMPT_LENGTHS)
     requests = len(PROMPT_LENGTHS)

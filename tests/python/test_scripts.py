@@ -43,3 +43,28 @@ def test_bench_writes_a_record_per_case_with_machine_date_and_commit(tmp_path: P
     assert list(record) == [*figures, "device", "date", "commit"]
     assert record | figures == record
     assert "1.5" in run.stdout
+
+
+def test_bench_refuses_an_unwritable_file_before_it_runs_anything(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+
+    for target in (tmp_path, program / "records.json"):
+        command = [sys.executable, ROOT / "scripts" / "run_bench.py", program, "--json", target]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 2
+        assert f"error: --json must be a writable file, got {target}: " in run.stderr
+        assert not ran.exists()
+
+
+def test_bench_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    target = tmp_path / "records.json"
+
+    command = [sys.executable, ROOT / "scripts" / "run_bench.py", program, "--json", target]
+    assert subprocess.run(command, check=False).returncode == 3
+    assert not target.exists()

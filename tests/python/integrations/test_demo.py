@@ -44,6 +44,14 @@ def test_demo_names_the_first_wrong_token(demo, capsys, monkeypatch):
     assert last_line(capsys).startswith("request ")
 
 
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_demo_refuses_to_decode_nothing(demo, capsys, number):
+    with pytest.raises(SystemExit) as end:
+        demo.main(["--new-tokens", number])
+    assert end.value.code == 2
+    assert f"error: --new-tokens must be >= 1, got {number}" in capsys.readouterr().err
+
+
 def test_demo_refuses_histories_that_fit_their_leases(demo, capsys, monkeypatch):
     monkeypatch.setattr(demo, "PROMPT_LENGTHS", (30, 20))
     assert demo.main(["--new-tokens", "12"]) == 1

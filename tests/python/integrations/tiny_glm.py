@@ -120,14 +120,9 @@ def forward(model, ids, mask, cache, **options):
 
 def offloaded(model, *, rows=2, max_length=512, cached_slots=32, page=8, **options):
     """A cache with a lease of 32 + 8 slots per request, far below the histories of the tests."""
-    return OffloadedCache(
-        model,
-        max_rows=rows,
-        max_length=max_length,
-        cached_slots=cached_slots,
-        tokens_per_block=page,
-        **options,
-    )
+    if "manager" not in options:
+        options |= {"cached_slots": cached_slots, "tokens_per_block": page}
+    return OffloadedCache(model, max_rows=rows, max_length=max_length, **options)
 
 
 def occupancy(manager):

@@ -9,7 +9,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicIndexedLayer
 
 import sparse_kvcm as kvcm
-from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_config
+from sparse_kvcm.integrations.transformers._arguments import check_model
+from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_for
 from sparse_kvcm.integrations.transformers.state import CacheState, Form
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
 from sparse_kvcm.integrations.transformers.steps import DecodeSteps
@@ -116,8 +117,8 @@ class OffloadedCache(DynamicCache):
         Most columns of the padded batch, output included: ``generate``'s ``max_length``.
     cached_slots : int, optional
         N; see :func:`manager_config`. Only without ``manager``.
-    tokens_per_block : int
-        Tokens of one page. Only without ``manager``.
+    tokens_per_block : int, optional
+        Tokens of one page. Default 64. Only without ``manager``.
     manager : KvCacheManager, optional
         Made for the model, e.g. from :func:`manager_config`. It may serve several caches, one
         forward at a time. Default: one for this cache alone.
@@ -140,21 +141,21 @@ class OffloadedCache(DynamicCache):
         max_rows: int,
         max_length: int,
         cached_slots: int | None = None,
-        tokens_per_block: int = 64,
+        tokens_per_block: int | None = None,
         manager: kvcm.KvCacheManager | None = None,
         form: Form = "scatter",
     ) -> None:
+        check_model("OffloadedCache", model)
         geometry = DsaGeometry.from_config(model.config, model.dtype)
-        if manager is None:
-            manager = kvcm.KvCacheManager(
-                manager_config(
-                    model,
-                    max_rows=max_rows,
-                    max_length=max_length,
-                    cached_slots=cached_slots,
-                    tokens_per_block=tokens_per_block,
-                )
-            )
+        manager = manager_for(
+            "OffloadedCache",
+            model,
+            manager,
+            max_rows=max_rows,
+            max_length=max_length,
+            cached_slots=cached_slots,
+            tokens_per_block=tokens_per_block,
+        )
         steps = DecodeSteps(manager, geometry, max_rows=max_rows, max_length=max_length)
         state = CacheState(
             steps, model.config, max_length=max_length, form=form, commit_after_attention=True

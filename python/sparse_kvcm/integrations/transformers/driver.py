@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.integrations.transformers._arguments import (
+    check_int,
+    check_model,
+    token_list,
+)
 from sparse_kvcm.integrations.transformers.attention import IMPLEMENTATION
 from sparse_kvcm.integrations.transformers.cache import OffloadedCache
-from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_config
+from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_for
 from sparse_kvcm.integrations.transformers.state import CacheState, Form, Parked
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
 from sparse_kvcm.integrations.transformers.steps import DecodeSteps
@@ -92,14 +97,15 @@ class StepDriver:
         Only without ``manager``.
     cached_slots : int, optional
         N; see :func:`manager_config`. Only without ``manager``.
-    tokens_per_block : int
-        Tokens of one page. Only without ``manager``.
+    tokens_per_block : int, optional
+        Tokens of one page. Default 64. Only without ``manager``.
     manager : KvCacheManager, optional
         Made for the model. Default: one for this driver alone.
     form : {"scatter", "compact"}
         As in :class:`OffloadedCache`.
     sample : callable
-        ``(logits [b, vocabulary], requests) -> int64 [b]``. Default: the likeliest token.
+        ``(logits [b, vocabulary], requests) -> int64 [b]``, tokens of the model's vocabulary.
+        Default: the likeliest.
     eos_token_id : int, optional
         A request that decodes it is finished.
 
@@ -116,25 +122,25 @@ class StepDriver:
         max_length: int,
         max_requests: int | None = None,
         cached_slots: int | None = None,
-        tokens_per_block: int = 64,
+        tokens_per_block: int | None = None,
         manager: kvcm.KvCacheManager | None = None,
         form: Form = "scatter",
         sample: Sample = greedy,
         eos_token_id: int | None = None,
     ) -> None:
+        check_model("StepDriver", model)
         geometry = DsaGeometry.from_config(model.config, model.dtype)
         _check_implementation(model)
-        if manager is None:
-            manager = kvcm.KvCacheManager(
-                manager_config(
-                    model,
-                    max_rows=max_rows,
-                    max_length=max_length,
-                    max_requests=max_requests,
-                    cached_slots=cached_slots,
-                    tokens_per_block=tokens_per_block,
-                )
-            )
+        manager = manager_for(
+            "StepDriver",
+            model,
+            manager,
+            max_rows=max_rows,
+            max_length=max_length,
+            max_requests=max_requests,
+            cached_slots=cached_slots,
+            tokens_per_block=tokens_per_block,
+        )
         self._model = model
         self._form = form
         self._sample = sample
@@ -173,20 +179,20 @@ class StepDriver:
         Raises
         ------
         ValueError
-            For an empty or too long prompt.
+            For an empty or too long prompt, or one with ids outside the model's vocabulary.
         InvalidState
             If no row is free.
         OutOfPages
             If the arena or host history is full.
         """
-        ids = torch.as_tensor(prompt_ids, dtype=torch.int64, device=self._steps.device)
+        ids = torch.as_tensor(prompt_ids, device=self._steps.device)
         if ids.ndim != 1 or len(ids) < 1:
             raise ValueError(
                 "[StepDriver.add] prompt_ids must be one row of at least 1 token, got shape "
                 f"{tuple(ids.shape)}"
             )
-        if max_new_tokens < 1:
-            raise ValueError(f"[StepDriver.add] max_new_tokens must be >= 1, got {max_new_tokens}")
+        token_list("StepDriver.add", "prompt_ids", ids, self._model.config.vocab_size)
+        check_int("StepDriver.add", "max_new_tokens", max_new_tokens)
         need = len(ids) + max_new_tokens - 1
         if need > self._steps.max_length:
             raise ValueError(
@@ -195,7 +201,7 @@ class StepDriver:
             )
         request = Request(len(ids), max_new_tokens)
         state = self._make_state(need)
-        tokens = self._forward(state, ids[None], [request])
+        tokens = self._forward(state, ids[None].long(), [request])
         (request._parked,) = state.take()
         self._requests.append(request)
         self._note(request, tokens[0])
@@ -227,9 +233,9 @@ class StepDriver:
             If no row is free, or it is finished.
         """
         self._check_own(request, "resume")
-        if request.state is RequestState.SUSPENDED:
+        if request.cache.row is None:  # whoever suspended it: its cache can be suspended too
             self._steps.activate(request.cache)
-            request.state = RequestState.ACTIVE
+        request.state = RequestState.ACTIVE
 
     def remove(self, request: Request) -> None:
         """End a request before its time. No-op if it is finished."""
@@ -301,13 +307,16 @@ class StepDriver:
                     logits_to_keep=1,
                     **{self._cache_argument: cache},
                 )
-                sampled = self._sample(output.logits[:, -1], requests)
+                sampled = torch.as_tensor(self._sample(output.logits[:, -1], requests))
             if tuple(sampled.shape) != (len(requests),):
                 raise ValueError(
                     f"[StepDriver] sample must give tokens of shape ({len(requests)},), got "
                     f"{tuple(sampled.shape)}"
                 )
-            tokens: list[int] = sampled.tolist()
+            # Before the commit: a bad token would fail every later step of its batch.
+            tokens = token_list(
+                "StepDriver", "tokens of sample", sampled, self._model.config.vocab_size
+            )
             state.commit()
         except BaseException:
             state.recover()

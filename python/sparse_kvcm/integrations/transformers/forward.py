@@ -72,13 +72,21 @@ def left_padding(forward: Forward, device: torch.device) -> torch.Tensor:
     if tuple(mask.shape) != expected:
         raise ValueError(
             f"[OffloadedCache] attention_mask must have shape {expected}, past tokens included, "
-            f"got {tuple(mask.shape)}"
+            f"got {tuple(mask.shape)}. Past tokens must not be computed again, as with "
+            "use_cache=False"
         )
     padding = (~mask).sum(-1)
     positions = torch.arange(forward.kv_length, device=mask.device)
-    if not torch.equal(mask, positions >= padding[:, None]) or bool((~mask[:, -1]).any()):
+    if not torch.equal(mask, positions >= padding[:, None]):
         raise ValueError(
-            "[OffloadedCache] padding must be on the left, with at least one token in each row; "
-            "right padding and holes in attention_mask are not supported"
+            "[OffloadedCache] padding must be on the left; right padding and holes in "
+            "attention_mask are not supported"
+        )
+    empty = (~mask[:, -1]).nonzero()
+    if len(empty):
+        raise ValueError(
+            "[OffloadedCache] attention_mask must have at least one token in each row, got none in "
+            f"row {int(empty[0])}. Chunks of a prompt, as with prefill_chunk_size, are not "
+            "supported"
         )
     return padding

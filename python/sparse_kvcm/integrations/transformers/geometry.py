@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.integrations.transformers._arguments import check_int, check_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -183,13 +184,35 @@ def manager_config(
     -------
     KvCacheManagerConfig
         With one selection group per indexer and one region per latent.
+
+    Raises
+    ------
+    ValueError
+        For a size that is not an int or below 1.
     """
+    check_model("manager_config", model)
+    sizes = {
+        "max_rows": max_rows,
+        "max_length": max_length,
+        "max_requests": max_requests,
+        "cached_slots": cached_slots,
+        "window_slots": window_slots,
+        "arena_pages": arena_pages,
+        "tokens_per_block": tokens_per_block,
+    }
+    for name, value in sizes.items():
+        if value is not None:
+            check_int("manager_config", name, value)
     geometry = DsaGeometry.from_config(model.config, model.dtype)
     page = tokens_per_block
     if cached_slots is None:
         cached_slots = _pages(2 * geometry.top_k, page) * page
     if window_slots is None:
         window_slots = page
+    if arena_pages is None:
+        arena_pages = max_rows * _pages(cached_slots + window_slots, page)
+    if max_requests is None:
+        max_requests = max_rows
     layout = kvcm.UnitLayout([geometry.unit_bytes])
     device = model.device
     return kvcm.KvCacheManagerConfig(
@@ -199,12 +222,48 @@ def manager_config(
         ],
         cached_slots=cached_slots,
         window_slots=window_slots,
-        arena_pages=arena_pages or max_rows * _pages(cached_slots + window_slots, page),
-        host_pages=(max_requests or max_rows) * _pages(max_length, page),
+        arena_pages=arena_pages,
+        host_pages=max_requests * _pages(max_length, page),
         max_leases=max_rows,
         tokens_per_block=tokens_per_block,
         device="cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}",
     )
+
+
+def manager_for(
+    function: str,
+    model: PreTrainedModel,
+    manager: kvcm.KvCacheManager | None,
+    *,
+    max_rows: int,
+    max_length: int,
+    **options: int | None,
+) -> kvcm.KvCacheManager:
+    """Check the manager that ``function`` was given, or make one with the options that are set.
+
+    Raises
+    ------
+    ValueError
+        If it is no manager, or if options that it has settled are set too.
+    """
+    check_int(function, "max_rows", max_rows)
+    check_int(function, "max_length", max_length)
+    given = {name: value for name, value in options.items() if value is not None}
+    if manager is None:
+        return kvcm.KvCacheManager(
+            manager_config(model, max_rows=max_rows, max_length=max_length, **given)
+        )
+    if not isinstance(manager, kvcm.KvCacheManager):
+        raise ValueError(
+            f"[{function}] manager must be a KvCacheManager, got {type(manager).__name__} {manager}"
+        )
+    if given:
+        name, value = next(iter(given.items()))
+        raise ValueError(
+            f"[{function}] {name} must be left out where a manager is given, got {value}. Set it "
+            "in the manager's configuration"
+        )
+    return manager
 
 
 def _pages(units: int, page: int) -> int:

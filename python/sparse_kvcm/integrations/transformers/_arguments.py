@@ -1,0 +1,61 @@
+"""Checks of what a user passes; messages name the function, the argument, the limit, the value."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+
+def check_int(function: str, name: str, value: Any, minimum: int = 1) -> None:
+    """Check an int that must be at least ``minimum``.
+
+    Raises
+    ------
+    ValueError
+        For a bool or another type too.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"[{function}] {name} must be an int, got {type(value).__name__} {value}")
+    if number < minimum:
+        raise ValueError(f"[{function}] {name} must be >= {minimum}, got {number}")
+
+
+def check_model(function: str, model: Any) -> None:
+    """Check that something is a model of transformers, wrapped or not.
+
+    Raises
+    ------
+    ValueError
+        If it has no configuration or no dtype.
+    """
+    if not hasattr(model, "config") or not hasattr(model, "dtype"):
+        raise ValueError(
+            f"[{function}] model must be a transformers model, got {type(model).__name__} {model}"
+        )
+
+
+def token_list(function: str, name: str, tokens: torch.Tensor, vocab_size: int) -> list[int]:
+    """Turn token ids, ``[n]``, into ints.
+
+    Raises
+    ------
+    ValueError
+        If they are no integers, or one is not in ``[0, vocab_size)``.
+    """
+    dtype = tokens.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        raise ValueError(f"[{function}] {name} must be of an integer dtype, got {dtype}")
+    ids: list[int] = tokens.tolist()
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"[{function}] {name} must be in [0, {vocab_size}), the model's vocabulary, got "
+                f"{token} at index {index}"
+            )
+    return ids
