@@ -87,8 +87,8 @@ __device__ MissList number_misses(const FetchLaunch& p, std::int32_t first, std:
       warp_totals[kWarpSize + threadIdx.x / kWarpSize] = warp_history;
     __syncthreads();
     const device::BlockSums sums = device::end_block_scan<kThreads>(below_in_warp, warp_totals);
-    list.units +=
-        64 * std::int64_t{device::end_block_scan<kThreads>(0, warp_totals + kWarpSize).total};
+    list.units += kScaleUnits *
+                  std::int64_t{device::end_block_scan<kThreads>(0, warp_totals + kWarpSize).total};
     if (j < rows) ends[j] = list.size + sums.below + misses;
     list.size += sums.total;
     __syncthreads();
@@ -130,7 +130,7 @@ __device__ void fetch_unit(const FetchLaunch& p, std::int64_t i, std::int64_t m)
     return;
   }
   const std::int64_t unit = page * p.group.units_per_page + ordinal % p.group.units_per_page;
-  device::copy_unit<device::CopyDirection::kHostToArena>(p.group, p.pieces, unit, slot);
+  device::load_unit(p.group, p.pieces, unit, slot);
 }
 
 // Warps that walk the list: fewer where its units lie far apart.

@@ -30,17 +30,20 @@ struct MoveLaunch {
 static_assert(sizeof(MoveLaunch) <= 32'764, "kernel parameters, CUDA 12.1 and later");
 static_assert(kMaxPieces <= kPiecesAtOnce, "every group fits a launch");
 
-template <device::CopyDirection kDirection>
+template <ops::MoveDirection kDirection>
 __global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ MoveLaunch p) {
-  const auto num_moves = static_cast<std::uint32_t>(p.num_moves);
-  const std::uint32_t num_items = num_moves * static_cast<std::uint32_t>(p.num_groups);
+  const std::uint32_t num_items = static_cast<std::uint32_t>(p.num_moves * p.num_groups);
   const std::uint32_t num_warps = gridDim.x * (kThreads / kWarpSize);
   const std::uint32_t warp = threadIdx.x / kWarpSize * gridDim.x + blockIdx.x;
   for (std::uint32_t item = warp; item < num_items; item += num_warps) {
-    const device::CopyGroup& group = p.groups[item / num_moves];
-    const std::uint32_t move = item % num_moves;
-    device::copy_unit<kDirection>(group, p.pieces + group.first_piece, p.host_units[move],
-                                  p.slots[move]);
+    const device::CopyGroup& group = p.groups[item / static_cast<std::uint32_t>(p.num_moves)];
+    const std::uint32_t move = item % static_cast<std::uint32_t>(p.num_moves);
+    const device::CopyPiece* pieces = p.pieces + group.first_piece;
+    if constexpr (kDirection == ops::MoveDirection::kArenaToHost) {
+      device::store_unit(group, pieces, p.slots[move], p.host_units[move]);
+    } else {
+      device::load_unit(group, pieces, p.host_units[move], p.slots[move]);
+    }
   }
 }
 
@@ -49,9 +52,9 @@ void launch(const MoveLaunch& p, ops::MoveDirection direction, cudaStream_t stre
   const std::int64_t items = static_cast<std::int64_t>(p.num_moves) * p.num_groups;
   const auto blocks = static_cast<unsigned>(std::min((items + kWarps - 1) / kWarps, kMaxBlocks));
   if (direction == ops::MoveDirection::kArenaToHost) {
-    move_kernel<device::CopyDirection::kArenaToHost><<<blocks, kThreads, 0, stream>>>(p);
+    move_kernel<ops::MoveDirection::kArenaToHost><<<blocks, kThreads, 0, stream>>>(p);
   } else {
-    move_kernel<device::CopyDirection::kHostToArena><<<blocks, kThreads, 0, stream>>>(p);
+    move_kernel<ops::MoveDirection::kHostToArena><<<blocks, kThreads, 0, stream>>>(p);
   }
   SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
 }
