@@ -45,7 +45,7 @@ void drop_error() {
 
 std::string describe(nb::handle value) {
   if (value.is_none()) return "None";
-  const std::string type = utf8(nb::str(value.type().attr("__name__"))).value_or("object");
+  std::string type = utf8(nb::str(value.type().attr("__name__"))).value_or("object");
   const std::string repr = short_repr(value);
   const bool says_type = repr.starts_with(type) || repr.starts_with('<');
   if (repr.empty()) return type;
