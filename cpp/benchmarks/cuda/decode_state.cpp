@@ -66,12 +66,6 @@ void DecodeState::allocate_bytes() {
   }
 }
 
-std::int64_t DecodeState::host_bytes() const {
-  return std::accumulate(host_.begin(), host_.end(), std::int64_t{0}, [](auto sum, const auto& m) {
-    return sum + static_cast<std::int64_t>(m->bytes());
-  });
-}
-
 void DecodeState::fill_selection(const std::vector<Trace>& traces, std::int32_t step,
                                  std::int32_t group, std::vector<std::int32_t>& host) const {
   const std::int32_t cached = shape_.units - shape_.window_slots;

@@ -63,7 +63,6 @@ class DecodeState {
   [[nodiscard]] std::int64_t total_misses(std::int32_t step, std::int32_t group) const;
   [[nodiscard]] ops::GroupMemory memory(std::int32_t group) const;
   [[nodiscard]] const DecodeShape& shape() const { return shape_; }
-  [[nodiscard]] std::int64_t host_bytes() const;
 
  private:
   struct Outputs {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 namespace sparse_kvcm::bench {
@@ -24,22 +25,17 @@ struct TraceShape {
 [[nodiscard]] Trace renewal_trace(const TraceShape& shape, std::int32_t renewed,
                                   std::uint64_t seed);
 
-// `count` traces on all cores, seeds 0 .. count - 1.
+// `count` traces by make(seed), a thread each, seeds 0 .. count - 1.
 template <class Make>
-std::vector<Trace> make_traces(std::int32_t count, const Make& make);
-
-}  // namespace sparse_kvcm::bench
-
-#include <thread>
-
-template <class Make>
-std::vector<sparse_kvcm::bench::Trace> sparse_kvcm::bench::make_traces(std::int32_t count,
-                                                                       const Make& make) {
+std::vector<Trace> make_traces(std::int32_t count, const Make& make) {
   std::vector<Trace> traces(static_cast<std::size_t>(count));
-  std::vector<std::jthread> threads;
-  for (std::size_t i = 0; i < traces.size(); ++i) {
-    threads.emplace_back([&traces, &make, i] { traces[i] = make(i); });
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < traces.size(); ++i) {
+      threads.emplace_back([&traces, &make, i] { traces[i] = make(i); });
+    }
   }
-  threads.clear();
   return traces;
 }
+
+}  // namespace sparse_kvcm::bench

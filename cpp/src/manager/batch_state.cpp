@@ -17,6 +17,7 @@ BatchState::BatchState(std::shared_ptr<ManagerState> manager, const BatchOptions
       seats_(static_cast<std::size_t>(options.max_rows)),
       // Unknown until the first publish, which writes -1 everywhere.
       published_pages_(seats_.size(), static_cast<std::int32_t>(memory_.max_pages)) {
+  step_.reserve(seats_.size());  // so that opening a step cannot fail
   for (std::int32_t row = 0; row < options_.max_rows; ++row) mark_dirty(row);
   // Launches before the first publish find nobody seated.
   const std::vector<RowState> nobody(seats_.size());

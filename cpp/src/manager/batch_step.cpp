@@ -73,30 +73,30 @@ void BatchState::upload_rows(Stream stream) {
   std::vector<Upload> uploads;
   std::vector<RowState> states;
   states.reserve(dirty_.size());
-  auto upload_pages = [&](std::int32_t row, std::int64_t first, std::int64_t last,
-                          const std::int32_t* pages) {
-    std::int32_t* table = memory_.page_table + row * memory_.max_pages;
-    for (std::int64_t i = first; i < last;) {
-      const std::int64_t n = pages != nullptr
-                                 ? last - i
-                                 : std::min(last - i, static_cast<std::int64_t>(no_pages.size()));
-      const std::int32_t* source = pages != nullptr ? pages + i : no_pages.data();
-      uploads.push_back({reinterpret_cast<std::byte*>(table + i), source,
-                         static_cast<std::size_t>(n) * sizeof(std::int32_t)});
-      i += n;
+  const auto upload_pages = [&](std::int32_t* table, const std::int32_t* pages, std::int64_t n) {
+    if (n == 0) return;
+    uploads.push_back({reinterpret_cast<std::byte*>(table), pages,
+                       static_cast<std::size_t>(n) * sizeof(std::int32_t)});
+  };
+  const auto clear_pages = [&](std::int32_t* table, std::int64_t n) {
+    const auto at_once = static_cast<std::int64_t>(no_pages.size());
+    for (; n > 0; n -= at_once, table += at_once) {
+      upload_pages(table, no_pages.data(), std::min(n, at_once));
     }
   };
   for (const std::int32_t row : dirty_) {
     const RequestPtr& request = seats_[static_cast<std::size_t>(row)];
+    std::int32_t* table = memory_.page_table + row * memory_.max_pages;
     std::int64_t num_pages = 0;
     states.emplace_back();
     if (request != nullptr) {
       states.back() = request->row_state();
       states.back().window_begin = request->next_window_begin();
       num_pages = static_cast<std::int64_t>(request->pages.size());
-      upload_pages(row, request->stable_pages, num_pages, request->pages.data());
+      const std::int64_t stable = request->stable_pages;
+      upload_pages(table + stable, request->pages.data() + stable, num_pages - stable);
     }
-    upload_pages(row, num_pages, published_pages_[static_cast<std::size_t>(row)], nullptr);
+    clear_pages(table + num_pages, published_pages_[static_cast<std::size_t>(row)] - num_pages);
     uploads.push_back(
         {reinterpret_cast<std::byte*>(memory_.row_states + row), &states.back(), sizeof(RowState)});
   }

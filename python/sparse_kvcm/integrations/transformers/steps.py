@@ -68,11 +68,6 @@ class DecodeSteps:
             return 0
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
-    @property
-    def num_steps(self) -> int:
-        """Committed steps."""
-        return self._num_steps
-
     # --- requests ---
 
     def reserve(self, needs: Sequence[int]) -> list[kvcm.KvCache]:
