@@ -23,12 +23,22 @@ namespace {
 struct Arguments {
   Device device;
   bool list = false;
-  std::vector<std::string> benches;  // empty = all
+  std::vector<std::string> wanted;  // BENCH or BENCH/CASE; empty = all
 };
 
-bool has_bench(const std::string& name) {
+bool is_named(const Case& known, const std::string& name) {
+  return name == known.bench || name == known.bench + "/" + known.name;
+}
+
+bool has_case(const std::string& name) {
   return std::any_of(registry().begin(), registry().end(),
-                     [&](const Case& known) { return known.bench == name; });
+                     [&](const Case& known) { return is_named(known, name); });
+}
+
+bool is_wanted(const Case& known, const std::vector<std::string>& wanted) {
+  return wanted.empty() || std::any_of(wanted.begin(), wanted.end(), [&](const std::string& name) {
+           return is_named(known, name);
+         });
 }
 
 Arguments parse(const std::vector<std::string>& words) {
@@ -39,8 +49,8 @@ Arguments parse(const std::vector<std::string>& words) {
     } else if (words[i] == "--device") {
       if (++i == words.size()) fail_argument("bench", "--device needs a name");
       arguments.device = parse_device(words[i]);
-    } else if (has_bench(words[i])) {
-      arguments.benches.push_back(words[i]);
+    } else if (has_case(words[i])) {
+      arguments.wanted.push_back(words[i]);
     } else {
       fail_argument("bench", "there is no benchmark \"", words[i], "\"; --list shows all");
     }
@@ -63,14 +73,11 @@ void print(const Case& done, const Measurement& result) {
 }
 
 void run(const Arguments& arguments) {
-  const auto& wanted = arguments.benches;
   if (!arguments.list)
     static_cast<void>(backend_for(arguments.device));  // throws if it is not there
   Context context(arguments.device);
   for (const Case& known : registry()) {
-    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), known.bench) == wanted.end()) {
-      continue;
-    }
+    if (!is_wanted(known, arguments.wanted)) continue;
     if (arguments.list) {
       std::cout << known.bench << " " << known.name << "\n";
       continue;

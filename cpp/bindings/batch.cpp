@@ -54,10 +54,11 @@ nb::object own_outputs(const Batch& batch, std::int32_t group, std::int64_t b, s
     return to_python(config.device, data, shape, batch.state());
   };
   return nb::module_::import_("sparse_kvcm.ops")
-      .attr("ResolveOutputs")(
-          array(own.slots, {b, k}), array(own.write_slots, {b, config.max_new_units}),
-          array(own.miss_ordinals, {b, k}), array(own.miss_slots, {b, k}),
-          array(own.miss_counts, {b}), array(own.hit_counts, {b}), array(own.errors, {b}));
+      .attr("ResolveOutputs")(array(own.slots, {b, k}),
+                              array(own.write_slots, {b, config.max_new_units}),
+                              array(own.miss_ordinals, {b, k}), array(own.miss_slots, {b, k}),
+                              array(own.miss_counts, {b}), array(own.hit_counts, {b}),
+                              array(own.errors, {b}), array(own.cursor, {2}));
 }
 
 nb::object resolve(Batch& batch, nb::handle group, nb::handle rows, nb::handle selection,

@@ -26,13 +26,20 @@ Array take_field(ArrayChecker& checker, nb::handle out, const char* name, const 
                       {.elements = elements, .shape = shape, .access = access});
 }
 
+// The field that may be None or missing.
+Array take_cursor(ArrayChecker& checker, nb::handle out) {
+  return checker.take_optional(
+      "out.cursor", nb::getattr(out, "cursor", nb::none()),
+      {.elements = Elements::kWord, .shape = {"2"}, .access = Access::kWrite});
+}
+
 }  // namespace
 
 ResolveOutputs OutputArrays::pointers() const {
   return {slots.data<std::int32_t>(),         write_slots.data<std::int32_t>(),
           miss_ordinals.data<std::int32_t>(), miss_slots.data<std::int32_t>(),
           miss_counts.data<std::int32_t>(),   hit_counts.data<std::int32_t>(),
-          errors.data<std::uint32_t>()};
+          errors.data<std::uint32_t>(),       cursor.data<std::uint32_t>()};
 }
 
 Array take_selection(ArrayChecker& checker, nb::handle selection) {
@@ -52,7 +59,8 @@ OutputArrays take_outputs(ArrayChecker& checker, nb::handle out) {
           .miss_slots = take_field(checker, out, "miss_slots", per_unit),
           .miss_counts = take_field(checker, out, "miss_counts", per_row),
           .hit_counts = take_field(checker, out, "hit_counts", per_row),
-          .errors = take_field(checker, out, "errors", per_row, Access::kWrite, Elements::kWord)};
+          .errors = take_field(checker, out, "errors", per_row, Access::kWrite, Elements::kWord),
+          .cursor = take_cursor(checker, out)};
 }
 
 OutputArrays take_misses(ArrayChecker& checker, nb::handle out) {
@@ -63,6 +71,7 @@ OutputArrays take_misses(ArrayChecker& checker, nb::handle out) {
   arrays.miss_slots = take_field(checker, out, "miss_slots", per_unit, Access::kRead);
   arrays.miss_counts = take_field(checker, out, "miss_counts", per_row, Access::kRead);
   arrays.errors = take_field(checker, out, "errors", per_row, Access::kWrite, Elements::kWord);
+  arrays.cursor = take_cursor(checker, out);
   return arrays;
 }
 

@@ -10,7 +10,7 @@ namespace sparse_kvcm::bindings {
 
 // Arrays of a Python `ResolveOutputs`, in the order of its fields.
 struct OutputArrays {
-  Array slots, write_slots, miss_ordinals, miss_slots, miss_counts, hit_counts, errors;
+  Array slots, write_slots, miss_ordinals, miss_slots, miss_counts, hit_counts, errors, cursor;
   [[nodiscard]] ResolveOutputs pointers() const;
 };
 
@@ -21,7 +21,7 @@ struct OutputArrays {
 
 // All arrays of `out`, writable; "b", "k" and, if fixed, "max_new_units" must agree.
 [[nodiscard]] OutputArrays take_outputs(ArrayChecker& checker, nb::handle out);
-// Only those that fetch uses: misses and errors. Misses are read.
+// Only those that fetch uses: misses, errors and the cursor, if there is one. Misses are read.
 [[nodiscard]] OutputArrays take_misses(ArrayChecker& checker, nb::handle out);
 
 }  // namespace sparse_kvcm::bindings

@@ -108,7 +108,8 @@ void fetch(nb::handle out, nb::handle rows, nb::handle row_states, nb::handle pa
       .max_pages = checker.extent("max_pages"),
       .memory = group.memory(),
       .errors = {out_arrays.errors.data<std::uint32_t>(), errors.row_errors.data<std::uint32_t>(),
-                 errors.batch_error.data<std::uint32_t>()}};
+                 errors.batch_error.data<std::uint32_t>()},
+      .cursor = out_arrays.cursor.data<std::uint32_t>()};
   const Stream stream_id = to_stream(kFunction, stream);
   const nb::gil_scoped_release release;
   ops::fetch(checker.device(), params, stream_id);

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import _core
@@ -55,6 +56,9 @@ class ResolveOutputs:
         Distinct misses and distinct cached hits; window units are not counted.
     errors : ndarray, uint32 or int32, shape (b,)
         `ErrorBits`, ORed.
+    cursor : ndarray, uint32 or int32, shape (2,), optional
+        Scratch of fetch: zero before and after it, and of one launch at a time. A GPU shares the
+        work out by it; without it fetch copies the same, more slowly where misses lie far apart.
     """
 
     slots: Any
@@ -64,10 +68,11 @@ class ResolveOutputs:
     miss_counts: Any
     hit_counts: Any
     errors: Any
+    cursor: Any = None
 
     @staticmethod
     def empty(b: int, k: int, max_new_units: int, like: Any = None) -> ResolveOutputs:
-        """Make uninitialised arrays for a launch of `b` rows of `k` units.
+        """Make arrays for a launch of `b` rows of `k` units.
 
         Parameters
         ----------
@@ -83,22 +88,23 @@ class ResolveOutputs:
         if type(like).__module__.partition(".")[0] == "torch":
             import torch
 
-            def make(*shape: int) -> Any:
-                return torch.empty(shape, dtype=torch.int32, device=like.device)
+            empty = partial(torch.empty, dtype=torch.int32, device=like.device)
+            zeros = partial(torch.zeros, dtype=torch.int32, device=like.device)
         else:
             import numpy as np
 
-            def make(*shape: int) -> Any:
-                return np.empty(shape, np.int32)
+            empty = partial(np.empty, dtype=np.int32)
+            zeros = partial(np.zeros, dtype=np.int32)
 
         return ResolveOutputs(
-            slots=make(b, k),
-            write_slots=make(b, max_new_units),
-            miss_ordinals=make(b, k),
-            miss_slots=make(b, k),
-            miss_counts=make(b),
-            hit_counts=make(b),
-            errors=make(b),
+            slots=empty((b, k)),
+            write_slots=empty((b, max_new_units)),
+            miss_ordinals=empty((b, k)),
+            miss_slots=empty((b, k)),
+            miss_counts=empty((b,)),
+            hit_counts=empty((b,)),
+            errors=empty((b,)),
+            cursor=zeros((2,)),
         )
 
 

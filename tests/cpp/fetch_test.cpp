@@ -20,7 +20,8 @@ struct FetchInput {
   std::int32_t k = 1;
   std::vector<std::int32_t> page_table;
   std::int64_t max_pages = 1;
-  std::vector<StepState> step;  // none or one
+  std::vector<StepState> step;                 // none or one
+  std::vector<std::uint32_t> cursor = {0, 0};  // or none
 };
 
 struct FetchErrors {
@@ -39,6 +40,7 @@ FetchErrors fetch_on(Device device, const FetchInput& input, const ops::GroupMem
   const DeviceArray<std::uint32_t> errors(device, input.rows.size(), kErrorStale);
   const DeviceArray<std::uint32_t> row_errors(device, input.row_states.size(), kErrorUncovered);
   const DeviceArray<std::uint32_t> batch_error(device, 1, 1u << 7);
+  const DeviceArray cursor(device, input.cursor);
   ops::FetchParams params;
   params.launch = {rows.data(), static_cast<std::int32_t>(input.rows.size()), row_states.data(),
                    static_cast<std::int32_t>(input.row_states.size())};
@@ -51,7 +53,9 @@ FetchErrors fetch_on(Device device, const FetchInput& input, const ops::GroupMem
   params.max_pages = input.max_pages;
   params.memory = memory;
   params.errors = {errors.data(), row_errors.data(), batch_error.data()};
+  params.cursor = input.cursor.empty() ? nullptr : cursor.data();
   ops::fetch(device, params, 0);
+  EXPECT_EQ(cursor.download(), input.cursor);
   return {errors.download(), row_errors.download(), batch_error.download()};
 }
 
@@ -133,6 +137,7 @@ TEST_P(FetchTest, EveryByteOfEveryMissArrivesAndNoOtherByteMoves) {
       SCOPED_TRACE(describe(shape));
       TestGroup group(device(), shape);
       input_ = {};
+      if (random_.one_in(2)) input_.cursor.clear();
       input_.k = 10;
       seat(group, kPages * page);
       std::vector<std::int32_t> free_slots(static_cast<std::size_t>(shape.num_slots));
@@ -254,6 +259,39 @@ TEST_P(FetchTest, ClosedStepGivesStaleAndCopiesNothing) {
     const std::uint32_t expected = open == 1 ? kErrorUncovered : kErrorUncovered | kErrorStale;
     EXPECT_EQ(errors.row_errors[0], expected);
     EXPECT_EQ(errors.row_errors[1], kErrorUncovered);
+  }
+}
+
+// More rows than a pass numbers, and several units for each warp of the longest launch.
+TEST_P(FetchTest, LongListOfManyRowsArrivesWithAndWithoutACursor) {
+  constexpr std::int32_t kManyRows = 4'500;
+  for (const bool shares : {true, false}) {
+    SCOPED_TRACE(shares ? "with a cursor" : "without");
+    TestGroup group(device(), {.layout = UnitLayout({16}),
+                               .num_members = 1,
+                               .units_per_page = 4,
+                               .num_slots = 4 * kManyRows,
+                               .num_host_pages = kManyRows});
+    input_ = {};
+    if (!shares) input_.cursor.clear();
+    input_.k = 4;
+    for (std::int32_t r = 0; r < kManyRows; ++r) {
+      input_.row_states.push_back({.lease_id = r, .watermark = 4});
+      input_.page_table.push_back(kManyRows - 1 - r);
+      for (std::int32_t o = 0; o < 4; ++o) group.tag_host(4 * (kManyRows - 1 - r) + o, unit(r, o));
+      const std::vector<std::int32_t> ordinals{0, 1, 2, 3};
+      launch(r, {ordinals.begin(), ordinals.begin() + r % 5},
+             {4 * r, 4 * r + 2, 4 * r + 1, 4 * r + 3});
+    }
+    group.upload();
+    for (std::int32_t r = 0; r < kManyRows; ++r) {
+      for (std::int32_t m = 0; m < r % 5; ++m) {
+        group.tag_arena(input_.miss_slots[static_cast<std::size_t>(4 * r + m)], unit(r, m));
+      }
+    }
+    const FetchErrors errors = fetch_on(device(), input_, group.memory());
+    ASSERT_NO_FATAL_FAILURE(group.expect_as_modelled());
+    EXPECT_EQ(errors.errors, std::vector<std::uint32_t>(kManyRows, kErrorStale));
   }
 }
 

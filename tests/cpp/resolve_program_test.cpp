@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "resolve_fixture.hpp"
@@ -58,18 +59,22 @@ class ResolveProgram {
     row.window_begin = all_window ? 0 : row.committed;
     const auto slots = static_cast<std::size_t>(row.cached_slots + row.window_slots);
     input_.entries.resize(input_.entries.size() + slots, kEmptyEntry);
-    if (random_.one_in(3)) {  // what a caller may hand over: anything
-      for (std::size_t i = 0; i < slots; ++i)
-        input_.entries.end()[-1 - static_cast<int>(i)] = word();
-    }
+    if (random_.one_in(3)) fill(row);
     input_.last.push_back(input_.step.clock - static_cast<std::uint32_t>(random_.in(0, 200)));
     input_.row_states.push_back(row);
   }
 
-  std::uint32_t word() {
-    const auto stamp = static_cast<std::uint32_t>(random_.in(0, 255));
-    return random_.one_in(4) ? kEmptyEntry
-                             : stamp << 24 | static_cast<std::uint32_t>(random_.in(0, 200));
+  // What a caller may hand over: any words of distinct ordinals.
+  void fill(const RowState& row) {
+    std::vector<std::uint32_t> ordinals(static_cast<std::size_t>(row.cached_slots) + 100);
+    std::iota(ordinals.begin(), ordinals.end(), 0u);
+    random_.shuffle(ordinals);
+    for (std::int32_t slot = 0; slot < row.cached_slots; ++slot) {
+      const auto stamp = static_cast<std::uint32_t>(random_.in(0, 255));
+      if (random_.one_in(4)) continue;
+      input_.entries[static_cast<std::size_t>(row.base + slot)] =
+          stamp << 24 | ordinals[static_cast<std::size_t>(slot)];
+    }
   }
 
   void publish() {

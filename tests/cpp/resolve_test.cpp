@@ -215,12 +215,12 @@ TEST_P(ResolveTest, ClockMayWrap) {
   EXPECT_EQ(next_step({9}).slots, (std::vector{3}));
 }
 
-TEST_P(ResolveTest, UnitThatHasTwoSlotsIsHitInTheLower) {
-  hold({hit(1, 1), hit(5, 9), hit(5, 2), kNone});
-  const ResolveResult result = select({5});
-  EXPECT_EQ(result.slots, (std::vector{3}));
-  EXPECT_EQ(lease(result), (std::vector<Entry>{hit(1, 1), hit(5, 0), hit(5, 2), kNone}));
-  EXPECT_EQ(result.hit_counts[0], 1);
+// Only a caller of `ops` can make such a row; what it gives is undefined, but lies in its lease.
+TEST_P(ResolveTest, EntriesThatShareAnOrdinalStayWithinTheLease) {
+  hold({hit(5, 9), hit(5, 9), hit(5, 2), hit(5, 1)});
+  for (const std::int32_t slot : select({5, 6, 7, 8}).slots) {
+    EXPECT_TRUE(slot == kNoSlot || (slot >= row().base && slot < row().base + 4)) << slot;
+  }
 }
 
 TEST_P(ResolveTest, ClosedStepGivesStaleAndTouchesNothing) {

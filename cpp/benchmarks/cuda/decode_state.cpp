@@ -133,7 +133,7 @@ DecodeState::Outputs DecodeState::make_outputs() const {
   const std::size_t cells = size(std::int64_t{shape_.b} * shape_.k);
   const std::size_t b = size(shape_.b);
   return {{backend, cells}, {backend, b}, {backend, cells}, {backend, cells},
-          {backend, b},     {backend, b}, {backend, b}};
+          {backend, b},     {backend, b}, {backend, b},     {backend, 2}};
 }
 
 ops::LaunchRows DecodeState::launch() const {
@@ -190,6 +190,7 @@ void DecodeState::fetch(std::int32_t step, std::int32_t group, const BenchStream
   p.page_table = page_table_.get();
   p.max_pages = pages_;
   p.memory = memory(group);
+  p.cursor = outputs.cursor.get();
   p.errors = {outputs.errors.get(), nullptr, batch_error_.get()};
   ops::fetch(device_, p, stream.id());
 }

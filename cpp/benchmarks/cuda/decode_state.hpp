@@ -67,7 +67,7 @@ class DecodeState {
  private:
   struct Outputs {
     DeviceArray<std::int32_t> slots, write_slots, ordinals, miss_slots, misses, hits;
-    DeviceArray<std::uint32_t> errors;
+    DeviceArray<std::uint32_t> errors, cursor;
   };
   [[nodiscard]] std::size_t index(std::int32_t step, std::int32_t group) const {
     return static_cast<std::size_t>(step * shape_.groups + group);

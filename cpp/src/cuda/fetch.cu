@@ -1,7 +1,8 @@
-// One launch per selection group. The misses of all rows form one list, request-major; few warps
-// walk it side by side, a unit each, so that what is in flight at a time lies close together in
-// host memory: address translation, not bandwidth, is what single rows of a large history run out
-// of. How many warps is measured per row size (tuning.hpp).
+// One launch per selection group. The misses of all rows form one list, request-major; a few hundred
+// warps walk it, a unit each, so that what is in flight at a time lies close together in host
+// memory: address translation, not bandwidth, is what single rows of a large history run out of.
+// With a cursor each warp takes the next unit of the list when it is done with one. Without, it
+// takes every n-th, and fast warps run ahead of slow ones, so that more memory is in use at a time.
 //
 // Each block numbers the list for itself, kRowsAtOnce rows at a time.
 #include <algorithm>
@@ -36,7 +37,7 @@ struct FetchLaunch {
   std::int64_t num_slots;
   std::int64_t num_host_pages;
   ops::LaunchErrors errors;
-  FetchTuning tuning;
+  std::uint32_t* cursor;
   device::CopyGroup group;
   device::CopyPiece pieces[kMaxPieces];
 };
@@ -52,48 +53,44 @@ __device__ void report(const FetchLaunch& p, std::int64_t i, std::uint32_t bits)
   }
 }
 
-// Histories are summed in this many units, so that 32 bits hold the sum.
-constexpr std::int32_t kScaleUnits = 64;
+// Misses of launch position `i`.
+__device__ std::uint32_t count_misses(const FetchLaunch& p, std::int64_t i) {
+  const std::int32_t seat = seat_of(p, i);
+  if (seat < 0) {
+    if (seat == device::kNoSeat && blockIdx.x == 0) {
+      device::raise(p.errors.batch_error, kBatchErrorRow);
+    }
+    return 0;
+  }
+  if (p.step != nullptr && p.step->open == 0) {
+    if (blockIdx.x == 0) report(p, i, kErrorStale);
+    return 0;
+  }
+  return static_cast<std::uint32_t>(min(max(p.miss_counts[i], 0), p.k));
+}
 
-struct MissList {
-  std::uint32_t size = 0;
-  std::int64_t units = 0;  // of the histories that the misses come from
+// Items of the whole list that launch positions first .. first + rows take.
+struct ListPart {
+  std::int32_t first = 0;
+  std::int32_t rows = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
 };
 
-// ends[j]: misses of launch positions first .. first + j, in the list of this pass.
-__device__ MissList number_misses(const FetchLaunch& p, std::int32_t first, std::int32_t rows,
-                                  std::uint32_t* ends, std::uint32_t* warp_totals) {
-  MissList list;
-  for (std::int32_t begin = 0; begin < rows; begin += kThreads) {
+// ends[j]: where the items of position part.first + j end.
+__device__ void number_misses(const FetchLaunch& p, ListPart& part, std::uint32_t* ends,
+                              std::uint32_t* warp_totals) {
+  part.end = part.begin;
+  for (std::int32_t begin = 0; begin < part.rows; begin += kThreads) {
     const std::int32_t j = begin + static_cast<std::int32_t>(threadIdx.x);
-    std::uint32_t misses = 0;
-    std::uint32_t history = 0;
-    if (j < rows) {
-      const std::int32_t seat = seat_of(p, first + j);
-      if (seat >= 0) {
-        if (p.step != nullptr && p.step->open == 0) {
-          if (blockIdx.x == 0) report(p, first + j, kErrorStale);
-        } else {
-          misses = static_cast<std::uint32_t>(min(max(p.miss_counts[first + j], 0), p.k));
-        }
-        history = misses == 0 ? 0 : max(p.launch.row_states[seat].watermark, 0) / kScaleUnits;
-      } else if (seat == device::kNoSeat && blockIdx.x == 0) {
-        device::raise(p.errors.batch_error, kBatchErrorRow);
-      }
-    }
+    const std::uint32_t misses = j < part.rows ? count_misses(p, part.first + j) : 0;
     const std::uint32_t below_in_warp = device::begin_block_scan(misses, warp_totals);
-    const std::uint32_t warp_history = __reduce_add_sync(kFullWarp, history);
-    if (threadIdx.x % kWarpSize == 0)
-      warp_totals[kWarpSize + threadIdx.x / kWarpSize] = warp_history;
     __syncthreads();
     const device::BlockSums sums = device::end_block_scan<kThreads>(below_in_warp, warp_totals);
-    list.units += kScaleUnits *
-                  std::int64_t{device::end_block_scan<kThreads>(0, warp_totals + kWarpSize).total};
-    if (j < rows) ends[j] = list.size + sums.below + misses;
-    list.size += sums.total;
+    if (j < part.rows) ends[j] = part.end + sums.below + misses;
+    part.end += sums.total;
     __syncthreads();
   }
-  return list;
 }
 
 // The first j with item < ends[j], from `j` on; the whole warp looks.
@@ -107,8 +104,14 @@ __device__ std::int32_t find_row(const std::uint32_t* ends, std::int32_t rows, s
   }
 }
 
-// Copies miss `m` of launch position `i`.
-__device__ void fetch_unit(const FetchLaunch& p, std::int64_t i, std::int64_t m) {
+// Where a unit comes from and goes to.
+struct Copy {
+  std::int64_t host_unit = -1;  // -1: nowhere
+  std::int32_t slot = 0;
+};
+
+// Miss `m` of launch position `i`.
+__device__ Copy find_copy(const FetchLaunch& p, std::int64_t i, std::int64_t m) {
   const std::int32_t ordinal = p.miss_ordinals[i * p.k + m];
   const std::int32_t slot = p.miss_slots[i * p.k + m];
   const std::int32_t row = p.launch.rows[i];
@@ -127,33 +130,77 @@ __device__ void fetch_unit(const FetchLaunch& p, std::int64_t i, std::int64_t m)
   }
   if (error != 0) {
     if (threadIdx.x % kWarpSize == 0) report(p, i, error);
-    return;
+    return {};
   }
-  const std::int64_t unit = page * p.group.units_per_page + ordinal % p.group.units_per_page;
-  device::load_unit(p.group, p.pieces, unit, slot);
+  return {page * p.group.units_per_page + ordinal % p.group.units_per_page, slot};
 }
 
-// Warps that walk the list: fewer where its units lie far apart.
-__device__ std::uint32_t walkers(const FetchLaunch& p, const MissList& list) {
-  const bool sparse = list.units * p.group.host_unit_bytes > kSparseBytes * list.size;
-  return static_cast<std::uint32_t>(sparse ? p.tuning.sparse : p.tuning.dense);
-}
+// Gives a warp its items: the first by the warp's number, then the next that no warp has taken.
+class Dealer {
+ public:
+  __device__ explicit Dealer(std::uint32_t* cursor) : cursor_(cursor) {}
+
+  // Nobody takes a second item of a list of `size`. All blocks say so, or none does.
+  __device__ void expect_all(std::uint32_t size) {
+    if (size <= num_warps()) cursor_ = nullptr;
+  }
+  [[nodiscard]] __device__ static std::uint32_t first() {
+    return threadIdx.x / kWarpSize * gridDim.x + blockIdx.x;
+  }
+  [[nodiscard]] __device__ std::uint32_t after(std::uint32_t item) const {
+    if (cursor_ == nullptr) return item + num_warps();
+    std::uint32_t taken = 0;
+    if (threadIdx.x % kWarpSize == 0) taken = atomicAdd(cursor_, 1u);
+    return num_warps() + __shfl_sync(kFullWarp, taken, 0);
+  }
+  // By the whole block, once all its warps are done: the last block leaves zeros.
+  __device__ void finish() const {
+    __syncthreads();
+    if (cursor_ == nullptr || threadIdx.x != 0) return;
+    if (atomicAdd(cursor_ + 1, 1u) == gridDim.x - 1) cursor_[0] = cursor_[1] = 0;
+  }
+
+ private:
+  [[nodiscard]] __device__ static std::uint32_t num_warps() {
+    return gridDim.x * (kThreads / kWarpSize);
+  }
+  std::uint32_t* cursor_;
+};
 
 __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__ FetchLaunch p) {
   __shared__ std::uint32_t ends[kRowsAtOnce];
-  __shared__ std::uint32_t warp_totals[2 * kWarpSize];
-  const std::uint32_t warp = threadIdx.x / kWarpSize * gridDim.x + blockIdx.x;
-  for (std::int32_t first = 0; first < p.launch.b; first += kRowsAtOnce) {
-    const std::int32_t rows = min(p.launch.b - first, kRowsAtOnce);
-    const MissList list = number_misses(p, first, rows, ends, warp_totals);
-    const std::uint32_t num_warps = walkers(p, list);
+  __shared__ std::uint32_t warp_totals[kWarpSize];
+  Dealer dealer(p.cursor);
+  std::uint32_t item = Dealer::first();
+  ListPart part;
+  for (; part.first < p.launch.b; part.first += kRowsAtOnce, part.begin = part.end) {
+    part.rows = min(p.launch.b - part.first, kRowsAtOnce);
+    number_misses(p, part, ends, warp_totals);
+    if (part.rows == p.launch.b) dealer.expect_all(part.end);
     std::int32_t j = 0;
-    for (std::uint32_t item = warp; warp < num_warps && item < list.size; item += num_warps) {
-      j = find_row(ends, rows, j, item);
-      fetch_unit(p, first + j, item - (j == 0 ? 0 : ends[j - 1]));
+    const auto find = [&] {
+      if (item >= part.end) return Copy{};
+      j = find_row(ends, part.rows, j, item);
+      return find_copy(p, part.first + j, item - (j == 0 ? part.begin : ends[j - 1]));
+    };
+    for (Copy next = find(); item < part.end;) {
+      const Copy copy = next;
+      bool looked = false;
+      const auto look_ahead = [&] {
+        if (looked) return;
+        looked = true;
+        item = dealer.after(item);
+        next = find();
+      };
+      if (copy.host_unit >= 0) {
+        device::copy_unit<ops::MoveDirection::kHostToArena>(p.group, p.pieces, copy.host_unit,
+                                                            copy.slot, look_ahead);
+      }
+      look_ahead();
     }
     __syncthreads();
   }
+  dealer.finish();
 }
 
 }  // namespace
@@ -170,13 +217,12 @@ void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
                 params.memory.num_slots,
                 params.memory.num_host_pages,
                 params.errors,
-                {},
+                params.cursor,
                 {},
                 {}};
   p.group = make_copy_group(params.memory, p.pieces, 0);
-  p.tuning = fetch_tuning(p.group.end4);
-  const std::int32_t warps = std::max(p.tuning.dense, p.tuning.sparse);
-  const auto blocks = static_cast<unsigned>(warps / (kThreads / kWarpSize));
+  const std::int32_t in_flight = rows_in_flight(p.group.end4);
+  const auto blocks = static_cast<unsigned>(in_flight / (kThreads / kWarpSize));
   fetch_kernel<<<blocks, kThreads, 0, stream>>>(p);
   SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
 }

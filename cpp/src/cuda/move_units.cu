@@ -39,11 +39,7 @@ __global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ 
     const device::CopyGroup& group = p.groups[item / static_cast<std::uint32_t>(p.num_moves)];
     const std::uint32_t move = item % static_cast<std::uint32_t>(p.num_moves);
     const device::CopyPiece* pieces = p.pieces + group.first_piece;
-    if constexpr (kDirection == ops::MoveDirection::kArenaToHost) {
-      device::store_unit(group, pieces, p.slots[move], p.host_units[move]);
-    } else {
-      device::load_unit(group, pieces, p.host_units[move], p.slots[move]);
-    }
+    device::copy_unit<kDirection>(group, pieces, p.host_units[move], p.slots[move], [] {});
   }
 }
 

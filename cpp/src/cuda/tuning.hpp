@@ -10,20 +10,18 @@ namespace sparse_kvcm {
 // of host memory they lie in, the more address translations they need at once.
 struct FetchTuning {
   std::int32_t max_row_bytes = 0;  // of a unit's host row, padding left out
-  std::int32_t dense = 0;          // misses lie closer than kSparseBytes on average
-  std::int32_t sparse = 0;
+  std::int32_t in_flight = 0;      // a multiple of 8
 };
-inline constexpr std::int64_t kSparseBytes = 128 * 1024;
 
 inline constexpr FetchTuning kFetchTuning[] = {
-    {1'280, 320, 208},
-    {1 << 30, 320, 320},
+    {1'280, 448},
+    {1 << 30, 320},
 };
 
-constexpr FetchTuning fetch_tuning(std::int32_t row_bytes) {
+constexpr std::int32_t rows_in_flight(std::int32_t row_bytes) {
   const FetchTuning* tuning = kFetchTuning;
   while (row_bytes > tuning->max_row_bytes) ++tuning;  // the last has no bound
-  return *tuning;
+  return tuning->in_flight;
 }
 
 }  // namespace sparse_kvcm

@@ -44,6 +44,7 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
     out.miss_counts = carver.take<std::int32_t>(rows);
     out.hit_counts = carver.take<std::int32_t>(rows);
     out.errors = carver.take<std::uint32_t>(rows);
+    out.cursor = carver.take<std::uint32_t>(2);
     memory.outputs.push_back(out);
   }
 }

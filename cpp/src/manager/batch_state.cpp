@@ -167,6 +167,7 @@ void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_
   params.max_pages = memory_.max_pages;
   params.memory = manager_->memory(group);
   params.errors = launch_errors(group, out);
+  params.cursor = out.cursor;
   check(params);
   if (b > 0) manager_->backend->fetch(params, stream);
 }
@@ -237,6 +238,7 @@ std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {
 
 ResolveOutputs BatchState::with_defaults(std::int32_t group, ResolveOutputs outputs) const {
   const ResolveOutputs& own = memory_.outputs[static_cast<std::size_t>(group)];
+  if (outputs.miss_counts == nullptr && outputs.cursor == nullptr) outputs.cursor = own.cursor;
   if (outputs.slots == nullptr) outputs.slots = own.slots;
   if (outputs.write_slots == nullptr) outputs.write_slots = own.write_slots;
   if (outputs.miss_ordinals == nullptr) outputs.miss_ordinals = own.miss_ordinals;

@@ -10,6 +10,7 @@
 
 #include "cuda/device/block_scan.cuh"
 #include "cuda/device/copy_layout.hpp"
+#include "sparse_kvcm/ops.hpp"
 
 namespace sparse_kvcm::device {
 
@@ -43,78 +44,57 @@ __device__ inline std::byte* arena_place(const CopyPiece* pieces, int& piece, st
          (at - found.host_begin);
 }
 
-// Words [begin, end) bytes of the row, host to arena. Reads kAhead words before it stores them: the
-// link's latency is long, and a warp has nothing else to do.
-template <class Word, int kAhead>
-__device__ inline void load_stretch(const CopyPiece* pieces, const std::byte* row,
-                                    std::int32_t begin, std::int32_t end, std::int32_t page,
-                                    std::int32_t offset, int& piece) {
+// Moves the bytes [begin, end) of a host row in words, by read(at) and write(at, word). Reads kAhead
+// words before it writes them: the link's latency is long. Between the two it calls meanwhile().
+template <class Word, int kAhead, class Read, class Write, class Meanwhile>
+__device__ inline void copy_stretch(std::int32_t begin, std::int32_t end, const Read& read,
+                                    const Write& write, const Meanwhile& meanwhile) {
   constexpr std::int32_t kStep = kWarpSize * static_cast<std::int32_t>(sizeof(Word));
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % kWarpSize;
-  for (std::int32_t at = begin + lane * static_cast<std::int32_t>(sizeof(Word)); at < end;
-       at += kAhead * kStep) {
+  const std::int32_t mine = begin + lane * static_cast<std::int32_t>(sizeof(Word));
+  for (std::int32_t first = begin; first < end; first += kAhead * kStep) {
+    const std::int32_t at = mine + (first - begin);
     Word words[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      if (at + a * kStep < end) {
-        words[a] = read_host(reinterpret_cast<const Word*>(row + at + a * kStep));
-      }
+      if (at + a * kStep < end) words[a] = read(at + a * kStep);
     }
+    meanwhile();
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      if (at + a * kStep < end) {
-        *reinterpret_cast<Word*>(arena_place(pieces, piece, at + a * kStep, page, offset)) =
-            words[a];
-      }
+      if (at + a * kStep < end) write(at + a * kStep, words[a]);
     }
   }
 }
 
-template <class Word, int kAhead>
-__device__ inline void store_stretch(const CopyPiece* pieces, std::byte* row, std::int32_t begin,
-                                     std::int32_t end, std::int32_t page, std::int32_t offset,
-                                     int& piece) {
-  constexpr std::int32_t kStep = kWarpSize * static_cast<std::int32_t>(sizeof(Word));
-  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % kWarpSize;
-  for (std::int32_t at = begin + lane * static_cast<std::int32_t>(sizeof(Word)); at < end;
-       at += kAhead * kStep) {
-    Word words[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      if (at + a * kStep < end) {
-        words[a] = *reinterpret_cast<const Word*>(
-            arena_place(pieces, piece, at + a * kStep, page, offset));
-      }
-    }
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      if (at + a * kStep < end) *reinterpret_cast<Word*>(row + at + a * kStep) = words[a];
-    }
-  }
-}
-
-// Host history to arena. `slot` and `host_unit` are in range and the same for the whole warp.
-__device__ inline void load_unit(const CopyGroup& group, const CopyPiece* pieces,
-                                 std::int64_t host_unit, std::int32_t slot) {
-  const std::byte* row = group.host + host_unit * group.host_unit_bytes;
-  const std::int32_t page = slot / group.units_per_page;
-  const std::int32_t offset = slot % group.units_per_page;
-  int piece = 0;
-  load_stretch<uint4, 5>(pieces, row, 0, group.end16, page, offset, piece);
-  load_stretch<uint2, 2>(pieces, row, group.end16, group.end8, page, offset, piece);
-  load_stretch<unsigned, 2>(pieces, row, group.end8, group.end4, page, offset, piece);
-}
-
-// Arena to host history.
-__device__ inline void store_unit(const CopyGroup& group, const CopyPiece* pieces,
-                                  std::int32_t slot, std::int64_t host_unit) {
+// One unit, all pieces. `slot` and `host_unit` are in range and the same for the whole warp, which
+// calls meanwhile() together, once or more, while it waits for its reads.
+template <ops::MoveDirection kDirection, class Meanwhile>
+__device__ inline void copy_unit(const CopyGroup& group, const CopyPiece* pieces,
+                                 std::int64_t host_unit, std::int32_t slot,
+                                 const Meanwhile& meanwhile) {
   std::byte* row = group.host + host_unit * group.host_unit_bytes;
   const std::int32_t page = slot / group.units_per_page;
   const std::int32_t offset = slot % group.units_per_page;
   int piece = 0;
-  store_stretch<uint4, 5>(pieces, row, 0, group.end16, page, offset, piece);
-  store_stretch<uint2, 2>(pieces, row, group.end16, group.end8, page, offset, piece);
-  store_stretch<unsigned, 2>(pieces, row, group.end8, group.end4, page, offset, piece);
+  const auto stretch = [&]<class Word, int kAhead>(std::int32_t begin, std::int32_t end) {
+    const auto host = [&](std::int32_t at) { return reinterpret_cast<Word*>(row + at); };
+    const auto arena = [&](std::int32_t at) {
+      return reinterpret_cast<Word*>(arena_place(pieces, piece, at, page, offset));
+    };
+    if constexpr (kDirection == ops::MoveDirection::kHostToArena) {
+      copy_stretch<Word, kAhead>(
+          begin, end, [&](std::int32_t at) { return read_host(host(at)); },
+          [&](std::int32_t at, const Word& word) { *arena(at) = word; }, meanwhile);
+    } else {
+      copy_stretch<Word, kAhead>(
+          begin, end, [&](std::int32_t at) { return *arena(at); },
+          [&](std::int32_t at, const Word& word) { *host(at) = word; }, meanwhile);
+    }
+  };
+  stretch.template operator()<uint4, 5>(0, group.end16);
+  stretch.template operator()<uint2, 2>(group.end16, group.end8);
+  stretch.template operator()<unsigned, 2>(group.end8, group.end4);
 }
 
 }  // namespace sparse_kvcm::device

@@ -8,9 +8,6 @@
 
 namespace sparse_kvcm::device {
 
-// Bucket of an entry that this step selects. Free: an unselected entry is at least one step old.
-inline constexpr std::uint32_t kSelectedBucket = 0;
-
 // Bucket of a threshold that the counted entries do not reach.
 inline constexpr std::uint32_t kNoThreshold = 0xFFFFFFFFu;
 
@@ -20,9 +17,9 @@ struct Threshold {
   std::uint32_t count;
 };
 
-// Called by one warp; writes bucket and count. Lane l holds the eight buckets from 255 - 8 l down.
+// Called by one warp; writes `threshold`. Lane l holds the eight buckets from 255 - 8 l down.
 __device__ inline void find_threshold(const std::uint32_t* histogram, std::uint32_t num_victims,
-                                      std::uint32_t* threshold) {
+                                      Threshold& threshold) {
   constexpr int kPerLane = kNumBuckets / kWarpSize;
   static_assert(kPerLane == 8);
   const unsigned lane = threadIdx.x % kWarpSize;
@@ -36,18 +33,17 @@ __device__ inline void find_threshold(const std::uint32_t* histogram, std::uint3
   for (int i = 0; i < kPerLane; ++i) mine += counts[i];
   std::uint32_t above = warp_sum_up_to(mine) - mine;
   if (lane == kWarpSize - 1 && (num_victims == 0 || above + mine < num_victims)) {
-    threshold[0] = num_victims == 0 ? kNumBuckets : kNoThreshold;  // no bucket is as stale as 256
+    threshold.bucket = num_victims == 0 ? kNumBuckets : kNoThreshold;  // none is as stale as 256
   }
   if (above >= num_victims || above + mine < num_victims) return;
-  int i = 0;
+  std::uint32_t i = 0;
 #pragma unroll
   for (int b = 0; b < kPerLane - 1; ++b) {
     const bool passed = i == b && above + counts[b] < num_victims;
     above += passed ? counts[b] : 0;
     i += passed;
   }
-  threshold[0] = kNumBuckets - 1 - lane * kPerLane - i;
-  threshold[1] = num_victims - above;
+  threshold = {kNumBuckets - 1 - lane * kPerLane - i, num_victims - above};
 }
 
 }  // namespace sparse_kvcm::device

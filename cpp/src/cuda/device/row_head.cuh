@@ -1,0 +1,66 @@
+// What a block must know of its row, worked out by one thread and shared with the others.
+#pragma once
+
+#include <cstdint>
+
+#include "core/row_state.hpp"
+#include "cuda/device/seat.cuh"
+#include "sparse_kvcm/entry.hpp"
+#include "sparse_kvcm/ops.hpp"
+
+namespace sparse_kvcm::device {
+
+// A row that resolves nothing says why in its head.
+inline constexpr std::uint32_t kNothing = 1u << 31;  // padding, or nobody seated
+
+struct alignas(16) RowHead {
+  std::int32_t base;
+  std::int32_t cached_slots;
+  std::int32_t cached_end;  // ordinals below it are in the cache or can be fetched into it
+  std::int32_t window_begin;
+  std::int32_t length;
+  std::int32_t window_slots;
+  std::int32_t window_first;  // window_begin mod window_slots
+  std::int32_t committed;
+  std::int32_t lease_id;
+  std::uint32_t last;
+  std::uint32_t clock;
+  std::uint32_t refusal;  // kNothing, bits of RowError, or 0: the row resolves
+
+  // The slot of an ordinal in [window_begin, length).
+  [[nodiscard]] __device__ std::int32_t window_slot(std::int32_t ordinal) const {
+    const std::int32_t at = window_first + (ordinal - window_begin);
+    return base + cached_slots + (at < window_slots ? at : at - window_slots);
+  }
+};
+
+// The head of launch position `i`.
+__device__ inline RowHead read_head(const ops::ResolveParams& p, std::int64_t i) {
+  RowHead head{};
+  const std::int32_t row = find_seat(p.launch.rows[i], p.launch.row_states, p.launch.num_rows);
+  if (row < 0) {
+    if (row == kNoSeat) raise(p.errors.batch_error, kBatchErrorRow);
+    head.refusal = kNothing;
+    return head;
+  }
+  const RowState state = p.launch.row_states[row];
+  if (!row_is_consistent(state, p)) {
+    head.refusal = kErrorLease;
+    return head;
+  }
+  head.base = state.base;
+  head.cached_slots = state.cached_slots;
+  head.cached_end = min(state.watermark, state.window_begin);
+  head.window_begin = state.window_begin;
+  head.length = state.length;
+  head.window_slots = state.window_slots;
+  head.window_first = state.window_begin % state.window_slots;
+  head.committed = state.committed;
+  head.lease_id = state.lease_id;
+  head.last = p.last[state.lease_id];
+  head.clock = p.step->clock;
+  head.refusal = p.step->open == 0 || head.last == head.clock ? kErrorStale : 0;
+  return head;
+}
+
+}  // namespace sparse_kvcm::device
