@@ -105,13 +105,20 @@ TEST_F(HostLimitsTest, LeftIsBetweenNothingAndTheLimit) {
 }
 
 TEST_F(HostLimitsTest, TheTightestAncestorOfVersion1Counts) {
-  process_in("5:cpuset:/x\n4:hugetlb,memory:/a/b\n1:name=systemd:/a\n0::/c\n");
+  process_in(
+      "6:name=memoryless:/x\n5:cpuset:/x\n4:hugetlb,memory:/a/b\n1:name=systemd:/a\n0::/c\n");
   group1("/a/b", 500 * kMiB, 100 * kMiB);
   group1("/a", 700 * kMiB, 650 * kMiB,
          "inactive_file 77\ntotal_inactive_file " + std::to_string(40 * kMiB) +
              "\ntotal_active_file " + std::to_string(10 * kMiB) + "\n");
-  group1("", 0x7FFFFFFFFFFFF000, 3);  // what version 1 calls unlimited
+  group1("/x", 1, 1);
   expect_left(100 * kMiB, "/a");
+}
+
+TEST_F(HostLimitsTest, WhatVersion1CallsUnlimitedIsNoLimit) {
+  process_in("4:memory:/a\n");
+  group1("/a", 0x7FFFFFFFFFFFF000, 3);
+  EXPECT_FALSE(read().group_left);
 }
 
 TEST_F(HostLimitsTest, AGroupWhosePathIsNotMountedIsTheRootOfTheMount) {

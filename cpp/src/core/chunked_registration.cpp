@@ -1,12 +1,11 @@
 #include "core/chunked_registration.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "core/host_mapping.hpp"
+#include "core/system_file.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -37,22 +36,18 @@ void ChunkedRegistration::advance(std::size_t ready) {
 }
 
 std::size_t registration_limit(std::string_view release) {
-  const char* const end = release.data() + release.size();
-  int major = 0;
-  int minor = 0;
-  const auto first = std::from_chars(release.data(), end, major);
-  if (first.ec != std::errc{} || first.ptr == end || *first.ptr != '.') return 2 * kGiB;
-  if (std::from_chars(first.ptr + 1, end, minor).ec != std::errc{}) return 2 * kGiB;
-  return major == 6 && minor >= 11 && minor <= 13 ? 2 * kGiB : 4 * kGiB;
+  const std::size_t dot = std::min(release.find('.'), release.size());
+  const auto major = parse_number(release.substr(0, dot));
+  const auto minor = parse_number(release.substr(std::min(dot + 1, release.size())));
+  const bool small = !major || !minor || (*major == 6 && *minor >= 11 && *minor <= 13);
+  return small ? 2 * kGiB : 4 * kGiB;
 }
 
 std::size_t chunk_size(std::size_t limit, std::size_t page_bytes) {
+  if (page_bytes > limit) return limit;
   for (const std::size_t border : {kHugePage, kSystemPage}) {
-    const std::size_t factor = border / std::gcd(border, page_bytes);
-    if (page_bytes <= limit / factor) {
-      const std::size_t step = page_bytes * factor;
-      return limit / step * step;
-    }
+    const std::size_t step = std::lcm(border, page_bytes);
+    if (step > 0 && step <= limit) return limit / step * step;
   }
   return limit;
 }

@@ -43,8 +43,9 @@ std::optional<std::int64_t> read_group(const std::string& folder, const GroupFil
 void visit_groups(const std::string& root, std::string path, const GroupFiles& files,
                   HostLimits& limits) {
   if (path == "/") path.clear();
+  const std::string mount = root + files.mount;
   for (;;) {
-    const auto left = read_group(root + files.mount + path, files);
+    const auto left = read_group(mount + path, files);
     if (left && (!limits.group_left || *left < *limits.group_left)) {
       limits.group_left = left;
       limits.group = path.empty() ? "/" : path;

@@ -127,13 +127,19 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
  private:
-  // Fewer threads than wanted are slower, no more.
+  // Where the system gives fewer threads than wanted, the fill is slower, no more.
   void start() {
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
     const std::size_t wanted = std::min({fill_.num_pieces(), cores, kMaxThreads});
+    bool started = true;
+    while (started && threads_.size() < wanted) started = start_one();
+  }
+  bool start_one() {
     try {
-      while (threads_.size() < wanted) threads_.emplace_back([this] { fill_.work(); });
+      threads_.emplace_back([this] { fill_.work(); });
+      return true;
     } catch (const std::system_error&) {
+      return false;
     }
   }
 
@@ -159,7 +165,7 @@ HostMapping::HostMapping(std::size_t bytes, int numa_node) : bytes_(bytes), numa
   data_ = map_aligned(bytes);
   try {
     advise();
-    prefer();
+    if (numa_node != kAnyNode) node_error_ = prefer_node(data_, bytes, numa_node);
   } catch (...) {  // a warning for which there was no memory
     unmap(data_, bytes_);
     throw;
@@ -191,25 +197,16 @@ void HostMapping::advise() {
   static_cast<void>(madvise(data_, bytes_, wish == "0" ? MADV_NOHUGEPAGE : MADV_HUGEPAGE));
 }
 
-void HostMapping::prefer() {
-  if (numa_node_ == kAnyNode) return;
-  const int error = prefer_node(data_, bytes_, numa_node_);
-  if (error == 0) return;
-  warnings_.push_back(message(kFunction, "host memory does not prefer the GPU's NUMA node ",
-                              numa_node_, ": ", error_text(error),
-                              "; let the container have SYS_NICE, or start the process with "
-                              "numactl --preferred"));
-}
-
 void HostMapping::verify() {
   if (numa_node_ == kAnyNode) return;
   const std::optional<bool> there = is_on_node(data_, bytes_, numa_node_);
   if (there && *there) return;
-  warnings_.push_back(
-      message(kFunction,
-              there ? "not all host memory is on the GPU's NUMA node "
-                    : "it is not known whether host memory is on the GPU's NUMA node ",
-              numa_node_, "; from another node the link is slower"));
+  const std::string reason =
+      node_error_ == 0 ? "" : " (mbind: " + error_text(node_error_) + "; in a container SYS_NICE)";
+  warnings_.push_back(message(kFunction,
+                              there ? "not all host memory is on the GPU's NUMA node "
+                                    : "it is not known whether host memory is on the NUMA node ",
+                              numa_node_, reason, "; from another node the link is slower"));
 }
 
 }  // namespace sparse_kvcm

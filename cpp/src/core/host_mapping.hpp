@@ -39,11 +39,11 @@ class HostMapping {
 
  private:
   void advise();
-  void prefer();
   void verify();
 
   std::size_t bytes_;
   int numa_node_;
+  int node_error_ = 0;  // of the preference, which only matters if the pages are elsewhere
   std::byte* data_ = nullptr;
   std::vector<std::string> warnings_;
 };

@@ -17,8 +17,8 @@ std::string read_system_file(const std::string& path) {
   std::string text;
   if (!file) return text;
   std::array<char, 4096> part;
-  while (const std::size_t size = std::fread(part.data(), 1, part.size(), file.get())) {
-    text.append(part.data(), size);
+  while (std::feof(file.get()) == 0 && std::ferror(file.get()) == 0) {
+    text.append(part.data(), std::fread(part.data(), 1, part.size(), file.get()));
   }
   return text;
 }

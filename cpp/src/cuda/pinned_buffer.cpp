@@ -16,11 +16,11 @@ namespace sparse_kvcm {
 namespace {
 
 std::size_t chunk_bytes(const PinnedOptions& options) {
-  static const std::size_t kLimit = [] {
+  static const std::size_t kernel_limit = [] {
     utsname name{};
     return registration_limit(uname(&name) == 0 ? name.release : "");
   }();
-  const std::size_t limit = options.chunk_bytes == 0 ? kLimit : options.chunk_bytes;
+  const std::size_t limit = options.chunk_bytes == 0 ? kernel_limit : options.chunk_bytes;
   return chunk_size(round_up(limit, kHugePage), std::max(options.page_bytes, std::size_t{1}));
 }
 
