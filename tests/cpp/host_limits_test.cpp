@@ -178,7 +178,10 @@ TEST_F(HostLimitsTest, AFailedPinNamesMemlockWhereItIsTheLimit) {
   limits.memlock.reset();
   EXPECT_EQ(pin_failure("caller", 65'537, "cudaErrorX", limits),
             "[caller] 65537 B of host memory could not be pinned (cudaErrorX): the driver lacks "
-            "memory; free some or ask for less");
+            "memory, MemAvailable is not known; free some or ask for less");
+  limits.available = 1234;
+  EXPECT_NE(pin_failure("caller", 65'537, "cudaErrorX", limits).find("MemAvailable is 1234 B; "),
+            std::string::npos);
 }
 
 TEST_F(HostLimitsTest, TheLimitsOfThisMachineAllowAByteAndNotAnExbibyte) {

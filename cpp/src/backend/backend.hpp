@@ -51,7 +51,7 @@ struct PinnedOptions {
   // Copies reject a range that crosses two registrations, so memory that is copied in pages of this
   // size is registered in whole pages where their size allows it. 1 = any border will do.
   std::size_t page_bytes = 1;
-  std::size_t chunk_bytes = 0;  // most bytes of one registration; 0 = what suits the kernel
+  std::size_t chunk_bytes = 0;  // most of one registration, >= 2 MiB; 0 = what suits the kernel
 };
 
 class Backend {

@@ -129,7 +129,10 @@ std::string pin_failure(const char* function, std::size_t bytes, std::string_vie
     return failed + "RLIMIT_MEMLOCK is " + std::to_string(*limits.memlock) +
            " B; raise it (ulimit -l, or memlock of the container) or ask for less";
   }
-  return failed + "the driver lacks memory; free some or ask for less";
+  const std::string available =
+      limits.available ? std::to_string(*limits.available) + " B" : "not known";
+  return failed + "the driver lacks memory, MemAvailable is " + available +
+         "; free some or ask for less";
 }
 
 }  // namespace sparse_kvcm

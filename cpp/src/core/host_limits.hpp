@@ -30,7 +30,7 @@ void check_host_memory(const char* function, std::size_t bytes, const HostLimits
 void check_host_memory(const char* function, std::size_t bytes);
 
 // What to say when `bytes` could not be pinned because of `reason`, the driver's words. Names
-// memlock where it is the limit.
+// memlock where that is too low, else MemAvailable.
 [[nodiscard]] std::string pin_failure(const char* function, std::size_t bytes,
                                       std::string_view reason, const HostLimits& limits);
 

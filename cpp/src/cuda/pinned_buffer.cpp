@@ -9,7 +9,6 @@
 
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
-#include "core/rounding.hpp"
 #include "cuda/error.hpp"
 
 namespace sparse_kvcm {
@@ -21,7 +20,8 @@ std::size_t chunk_bytes(const PinnedOptions& options) {
     return registration_limit(uname(&name) == 0 ? name.release : "");
   }();
   const std::size_t limit = options.chunk_bytes == 0 ? kernel_limit : options.chunk_bytes;
-  return chunk_size(round_up(limit, kHugePage), std::max(options.page_bytes, std::size_t{1}));
+  const std::size_t whole = std::max(limit / kHugePage, std::size_t{1}) * kHugePage;
+  return chunk_size(whole, std::max(options.page_bytes, std::size_t{1}));
 }
 
 // At the end of a process the driver may be gone, and its registrations with it: no failure counts.
