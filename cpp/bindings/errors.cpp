@@ -1,5 +1,5 @@
-// Exceptions and error words. nanobind maps std::bad_alloc to MemoryError and other standard
-// exceptions, faults of the device among them, to their Python counterparts.
+// Exceptions and error words. nanobind maps std::bad_alloc, and so HostMemoryError, to MemoryError
+// and other standard exceptions, faults of the device among them, to their Python counterparts.
 #include "sparse_kvcm/error.hpp"
 
 #include <nanobind/nanobind.h>

@@ -6,7 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <new>
+#include <string>
+#include <utility>
 
 #include "args.hpp"
 #include "array.hpp"
@@ -16,8 +19,32 @@
 namespace sparse_kvcm::bindings {
 namespace {
 
-void make_manager(KvCacheManager* self, nb::handle config) {
-  new (self) KvCacheManager(to_instance<KvCacheManagerConfig>("KvCacheManager", "config", config));
+// Calls `progress` if it is given, and lets a signal, such as Ctrl-C, end a long wait.
+FillProgress to_progress(nb::handle progress) {
+  if (!progress.is_none() && PyCallable_Check(progress.ptr()) == 0) {
+    fail_argument("KvCacheManager", "progress must be callable or None, got ", describe(progress));
+  }
+  return [progress](std::int64_t bytes_done, std::int64_t bytes_total) {
+    const nb::gil_scoped_acquire gil;
+    if (!progress.is_none()) progress(bytes_done, bytes_total);
+    if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+  };
+}
+
+void make_manager(KvCacheManager* self, nb::handle config, nb::handle progress) {
+  const auto& checked = to_instance<KvCacheManagerConfig>("KvCacheManager", "config", config);
+  const KvCacheManagerOptions options{to_progress(progress)};
+  std::shared_ptr<ManagerState> state;
+  {
+    const nb::gil_scoped_release released;
+    state = KvCacheManager(checked, options).state();
+  }
+  const KvCacheManager made(state);
+  for (const std::string& warning : made.warnings()) {
+    // A filter may turn it into an exception; then there is no manager.
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) != 0) nb::raise_python_error();
+  }
+  new (self) KvCacheManager(std::move(state));
 }
 
 // A length that the request may have. Not left to the callee, whose limit an int past 32 bits would
@@ -85,13 +112,22 @@ last array over its memory are gone. One thread at a time, requests and Batches 
 Parameters
 ----------
 config : KvCacheManagerConfig
+progress : callable, optional
+    Called with ``(bytes_done, bytes_total)``, on this thread, while host history is touched and
+    pinned, which goes at some 10 GB/s. An exception that it raises ends the construction, and
+    nothing stays behind. Other threads run meanwhile.
 
 Raises
 ------
 NotAvailable
     If the device is not there.
 MemoryError
-    If memory lacks.
+    If memory lacks. Names the limit: the machine's memory, a control group, memlock.
+
+Warns
+-----
+RuntimeWarning
+    If host history is not on the GPU's NUMA node, or ``SPARSE_KVCM_THP`` neither 0 nor 1.
 
 Examples
 --------
@@ -139,8 +175,10 @@ void bind_manager(nb::module_& m) {
   using Manager = KvCacheManager;
   bind_records(m);
   nb::class_<Manager>(m, "KvCacheManager", kClassDoc)
-      .def("__init__", &make_manager, arg("config"),
-           nb::sig("def __init__(self, config: KvCacheManagerConfig) -> None"))
+      .def("__init__", &make_manager, arg("config"), arg("progress") = nb::none(),
+           nb::sig("def __init__(self, config: KvCacheManagerConfig, "
+                   "progress: collections.abc.Callable[[int, int], object] | None = None) "
+                   "-> None"))
       .def("create_kv_cache", &create_kv_cache, arg("need"), arg("cached_slots") = nb::none(),
            nb::sig("def create_kv_cache(self, need: int, cached_slots: int | None = None) -> "
                    "KvCache"),

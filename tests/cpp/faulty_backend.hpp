@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 
 #include "backend/backend.hpp"
 #include "manager/manager_state.hpp"
@@ -26,6 +27,8 @@ class FaultyBackend final : public Backend {
     left_ = -1;
     return pending;
   }
+  // What every pinned allocation warns of from now on.
+  void set_warning(const std::string& warning) { warning_ = warning; }
   void set_capturing(std::optional<Stream> stream) { capturing_ = stream; }
 
   [[nodiscard]] Device device() const override { return cpu_->device(); }
@@ -33,9 +36,11 @@ class FaultyBackend final : public Backend {
     step();
     return cpu_->allocate_device(bytes);
   }
-  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes) override {
+  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes,
+                                          const PinnedOptions& options) override {
     step();
-    return cpu_->allocate_pinned(bytes);
+    if (options.warn && !warning_.empty()) options.warn(warning_);
+    return cpu_->allocate_pinned(bytes, options);
   }
   void upload(std::span<const Upload> uploads, Stream stream) override {
     if (left_ == 0) cpu_->upload(uploads.first(uploads.size() / 2), stream);
@@ -100,6 +105,7 @@ class FaultyBackend final : public Backend {
 
   std::shared_ptr<Backend> cpu_ = backend_for({});
   std::int64_t left_ = -1;
+  std::string warning_;
   std::optional<Stream> capturing_;
 };
 

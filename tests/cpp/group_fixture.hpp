@@ -67,10 +67,10 @@ class TestGroup {
   }
 
   // The model's bytes to the device.
-  void upload() {
+  void upload(const PinnedOptions& options = {}) {
     device_arenas_.clear();
     for (const auto& arena : arenas_) device_arenas_.emplace_back(device_, arena);
-    pinned_ = backend_for(device_)->allocate_pinned(host_.size());
+    pinned_ = backend_for(device_)->allocate_pinned(host_.size(), options);
     std::copy(host_.begin(), host_.end(), pinned_->data());
     device_pieces_.clear();
     for (const HostPiece& piece : pieces()) {

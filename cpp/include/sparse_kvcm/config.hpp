@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "sparse_kvcm/types.hpp"
@@ -33,6 +34,16 @@ struct KvCacheManagerConfig {
   std::int32_t max_leases = 0;   // most leases at a time, in [1, 2^31 - 1]
 
   [[nodiscard]] std::int32_t units_per_page() const { return tokens_per_block / tokens_per_unit; }
+};
+
+// Called now and then while host memory is made ready, with the bytes done and all bytes: ascending,
+// the last call with bytes_done == bytes_total. On the thread that asked for the memory. What it
+// throws ends the work: all of the memory is given back, and the exception passes on.
+using FillProgress = std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)>;
+
+// What a KvCacheManager is told about its own making.
+struct KvCacheManagerOptions {
+  FillProgress progress;  // over the pools of all groups; may be empty
 };
 
 // Options of one request.

@@ -28,6 +28,18 @@ class OutOfPages : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Host memory that cannot be had: what() names the limit that stands in the way (memory of the
+// machine, a control group, memlock, address space), its value, the size wanted and what to do.
+// Python: MemoryError.
+class HostMemoryError : public std::bad_alloc {
+ public:
+  explicit HostMemoryError(const std::string& what) : text_(what) {}
+  [[nodiscard]] const char* what() const noexcept override { return text_.what(); }
+
+ private:
+  std::runtime_error text_;  // a string whose copies do not throw
+};
+
 // This build or machine lacks what the call needs (no CUDA compiler, no driver, no GPU).
 class NotAvailable : public std::runtime_error {
  public:

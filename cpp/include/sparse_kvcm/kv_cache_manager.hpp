@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "sparse_kvcm/batch.hpp"
@@ -41,9 +42,12 @@ struct Occupancy {
 
 class KvCacheManager {
  public:
+  // Host history is touched and pinned here, at some 10 GB/s; options.progress tells how far it is.
   // Throws InvalidArgument for a bad config, NotAvailable for a device that is not there,
-  // std::bad_alloc if memory lacks.
-  explicit KvCacheManager(const KvCacheManagerConfig& config);
+  // HostMemoryError if host memory lacks, std::bad_alloc if device memory does, and what
+  // options.progress throws. Nothing stays behind.
+  explicit KvCacheManager(const KvCacheManagerConfig& config,
+                          const KvCacheManagerOptions& options = {});
   // On a state that was made elsewhere, for tests with a backend of their own.
   explicit KvCacheManager(std::shared_ptr<ManagerState> state);
   ~KvCacheManager();
@@ -71,6 +75,10 @@ class KvCacheManager {
   [[nodiscard]] MemoryView arena(std::int32_t layer) const;
   // Host history of one group, [host_pages, units_per_page, host_unit_bytes].
   [[nodiscard]] MemoryView host_history(std::int32_t group) const;
+
+  // What did not go as wished at construction, a sentence each: host memory that is not on the GPU's
+  // NUMA node, an environment variable that is not understood. The manager works, maybe slower.
+  [[nodiscard]] const std::vector<std::string>& warnings() const;
 
   [[nodiscard]] MemoryUse memory_use() const;
   [[nodiscard]] Occupancy occupancy() const;

@@ -8,9 +8,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
+#include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/ops.hpp"
 #include "sparse_kvcm/types.hpp"
 
@@ -41,6 +44,16 @@ struct Upload {
   std::size_t bytes = 0;
 };
 
+// How pinned memory is made.
+struct PinnedOptions {
+  FillProgress progress = nullptr;
+  std::function<void(const std::string&)> warn = nullptr;  // told what did not go as wished
+  // Copies reject a range that crosses two registrations, so memory that is copied in pages of this
+  // size is registered in whole pages where their size allows it. 1 = any border will do.
+  std::size_t page_bytes = 1;
+  std::size_t chunk_bytes = 0;  // most of one registration, >= 2 MiB; 0 = what suits the kernel
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -48,8 +61,10 @@ class Backend {
 
   // Throws std::bad_alloc if there is not that much. bytes == 0 gives a buffer of 0 bytes.
   [[nodiscard]] virtual BufferPtr allocate_device(std::size_t bytes) = 0;
-  // Host memory that kernels can read and write.
-  [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes) = 0;
+  // Host memory that kernels can read and write, of exactly this size. All of it is touched here.
+  // Throws HostMemoryError, which names the limit, and what options.progress throws.
+  [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes,
+                                                  const PinnedOptions& options = {}) = 0;
 
   // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
   virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;

@@ -15,7 +15,7 @@ class CpuBackend final : public Backend {
   [[nodiscard]] Device device() const override { return {DeviceKind::kCpu, 0}; }
 
   [[nodiscard]] BufferPtr allocate_device(std::size_t bytes) override;
-  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes) override;
+  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes, const PinnedOptions& options) override;
 
   void upload(std::span<const Upload> uploads, Stream stream) override;
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,

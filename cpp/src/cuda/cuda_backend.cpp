@@ -9,12 +9,12 @@
 namespace sparse_kvcm {
 BufferPtr CudaBackend::allocate_device(std::size_t bytes) {
   const DeviceGuard guard(index_);
-  return std::make_shared<CudaBuffer>(CudaMemory::kDevice, bytes);
+  return std::make_shared<DeviceBuffer>(bytes);
 }
 
-BufferPtr CudaBackend::allocate_pinned(std::size_t bytes) {
+BufferPtr CudaBackend::allocate_pinned(std::size_t bytes, const PinnedOptions& options) {
   const DeviceGuard guard(index_);
-  return std::make_shared<CudaBuffer>(CudaMemory::kPinned, bytes);
+  return std::make_shared<PinnedBuffer>(bytes, options, numa_node_);
 }
 
 void CudaBackend::upload(std::span<const Upload> uploads, Stream stream) {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "backend/backend.hpp"
+#include "cuda/pinned_buffer.hpp"
 #include "cuda/resolve_plan.hpp"
 #include "cuda/staging.hpp"
 
@@ -14,12 +15,12 @@ namespace sparse_kvcm {
 class CudaBackend final : public Backend {
  public:
   // REQUIRES: the device exists.
-  explicit CudaBackend(std::int32_t index) : index_(index) {}
+  explicit CudaBackend(std::int32_t index) : index_(index), numa_node_(gpu_numa_node(index)) {}
 
   [[nodiscard]] Device device() const override { return {DeviceKind::kCuda, index_}; }
 
   [[nodiscard]] BufferPtr allocate_device(std::size_t bytes) override;
-  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes) override;
+  [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes, const PinnedOptions& options) override;
 
   void upload(std::span<const Upload> uploads, Stream stream) override;
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,
@@ -40,6 +41,7 @@ class CudaBackend final : public Backend {
 
  private:
   std::int32_t index_;
+  int numa_node_;
   ResolvePlanner planner_;
   Staging staging_;
 };

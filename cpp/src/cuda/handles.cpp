@@ -1,9 +1,4 @@
-// Pinned memory is mapped at the address that the host uses (unified addressing, which every GPU
-// that we build for has), so one pointer serves both sides.
 #include "cuda/handles.hpp"
-
-#include <cstring>
-#include <utility>
 
 #include "cuda/error.hpp"
 
@@ -33,16 +28,9 @@ bool CudaEvent::done() const {
   return true;
 }
 
-CudaBuffer::CudaBuffer(CudaMemory kind, std::size_t bytes) : kind_(kind), bytes_(bytes) {
+DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* memory = nullptr;
-  if (kind == CudaMemory::kPinned) {
-    SPARSE_KVCM_CUDA_CHECK(
-        cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
-    std::memset(memory, 0, bytes);
-    data_ = static_cast<std::byte*>(memory);
-    return;
-  }
   SPARSE_KVCM_CUDA_CHECK(cudaMalloc(&memory, bytes));
   // On the legacy stream, and waited for: later work on any stream finds zeros.
   cudaError_t status = cudaMemset(memory, 0, bytes);
@@ -52,9 +40,8 @@ CudaBuffer::CudaBuffer(CudaMemory kind, std::size_t bytes) : kind_(kind), bytes_
   data_ = static_cast<std::byte*>(memory);
 }
 
-CudaBuffer::~CudaBuffer() {
-  if (data_ == nullptr) return;
-  static_cast<void>(kind_ == CudaMemory::kPinned ? cudaFreeHost(data_) : cudaFree(data_));
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) static_cast<void>(cudaFree(data_));
 }
 
 }  // namespace sparse_kvcm

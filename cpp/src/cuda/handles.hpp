@@ -39,24 +39,19 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;
 };
 
-enum class CudaMemory : std::uint8_t { kDevice, kPinned };
-
-// Zeroed memory of the current device, or pinned host memory that every device can read.
-class CudaBuffer final : public Buffer {
+// Zeroed memory of the current device.
+class DeviceBuffer final : public Buffer {
  public:
-  CudaBuffer(CudaMemory kind, std::size_t bytes);
-  ~CudaBuffer() override;
-  CudaBuffer(const CudaBuffer&) = delete;
-  CudaBuffer& operator=(const CudaBuffer&) = delete;
+  explicit DeviceBuffer(std::size_t bytes);
+  ~DeviceBuffer() override;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
-  [[nodiscard]] std::byte* data() const override {
-    return kind_ == CudaMemory::kPinned ? data_ : nullptr;
-  }
+  [[nodiscard]] std::byte* data() const override { return nullptr; }
   [[nodiscard]] std::byte* device_data() const override { return data_; }
   [[nodiscard]] std::size_t bytes() const override { return bytes_; }
 
  private:
-  CudaMemory kind_;
   std::size_t bytes_;
   std::byte* data_ = nullptr;
 };

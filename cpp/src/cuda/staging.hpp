@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/handles.hpp"
+#include "cuda/pinned_buffer.hpp"
 
 namespace sparse_kvcm {
 
@@ -20,8 +21,8 @@ class Staging {
 
  private:
   struct Chunk {
-    explicit Chunk(std::size_t bytes) : memory(CudaMemory::kPinned, bytes) {}
-    CudaBuffer memory;
+    explicit Chunk(std::size_t bytes) : memory(bytes) {}
+    PinnedBuffer memory;
     CudaEvent copied;
   };
 

@@ -76,8 +76,10 @@ void check_options(const ManagerState& state, const BatchOptions& options) {
 
 }  // namespace
 
-KvCacheManager::KvCacheManager(const KvCacheManagerConfig& config)
-    : state_(std::make_shared<ManagerState>(checked(config), backend_for(config.device))) {}
+KvCacheManager::KvCacheManager(const KvCacheManagerConfig& config,
+                               const KvCacheManagerOptions& options)
+    : state_(std::make_shared<ManagerState>(checked(config), backend_for(config.device), options)) {
+}
 KvCacheManager::KvCacheManager(std::shared_ptr<ManagerState> state) : state_(std::move(state)) {}
 KvCacheManager::~KvCacheManager() = default;
 
@@ -115,6 +117,10 @@ MemoryView KvCacheManager::host_history(std::int32_t group) const {
   state_->check_group("KvCacheManager.host_history", group);
   return view_of(state_->history.pool(group), {config().host_pages, config().units_per_page(),
                                                state_->history.row_layout(group).unit_bytes});
+}
+
+const std::vector<std::string>& KvCacheManager::warnings() const {
+  return state_->history.warnings();
 }
 
 MemoryUse KvCacheManager::memory_use() const {

@@ -6,10 +6,11 @@
 namespace sparse_kvcm {
 
 ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
-                           std::shared_ptr<Backend> chosen_backend)
+                           std::shared_ptr<Backend> chosen_backend,
+                           const KvCacheManagerOptions& options)
     : config(checked_config),
       backend(std::move(chosen_backend)),
-      history(config, *backend),
+      history(config, *backend, options.progress),
       arena(config, *backend),
       timeline(*backend) {
   for (std::int32_t group = 0; group < num_groups(); ++group) {

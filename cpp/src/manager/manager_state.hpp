@@ -24,7 +24,8 @@ struct LeaseShape {
 class ManagerState {
  public:
   // REQUIRES: a checked config.
-  ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend);
+  ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend,
+               const KvCacheManagerOptions& options = {});
 
   // Throws InvalidState if `stream` is being captured: what follows must not be in a graph.
   void check_not_capturing(const char* function, Stream stream) const;

@@ -1,13 +1,17 @@
 #include "storage/host_history.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
+#include "core/host_limits.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
 
-HostHistory::HostHistory(const KvCacheManagerConfig& config, Backend& backend)
+HostHistory::HostHistory(const KvCacheManagerConfig& config, Backend& backend,
+                         const FillProgress& progress)
     : units_per_page_(config.units_per_page()),
       page_ids_(static_cast<std::int32_t>(config.host_pages)) {
   for (const SelectionGroupConfig& group : config.groups) {
@@ -18,9 +22,36 @@ HostHistory::HostHistory(const KvCacheManagerConfig& config, Backend& backend)
       pool.source_offsets.push_back(
           std::accumulate(regions.begin(), regions.begin() + piece.region, 0));
     }
-    pool.memory = backend.allocate_pinned(
-        static_cast<std::size_t>(config.host_pages * units_per_page_ * pool.row.unit_bytes));
+    pool.page_bytes = static_cast<std::size_t>(units_per_page_ * pool.row.unit_bytes);
     pools_.push_back(std::move(pool));
+  }
+  allocate(backend, static_cast<std::size_t>(config.host_pages), progress);
+}
+
+// What does not fit as a whole is refused before the first pool is touched.
+void HostHistory::allocate(Backend& backend, std::size_t num_pages, const FillProgress& progress) {
+  std::size_t total = 0;
+  for (const Pool& pool : pools_) {
+    const std::size_t bytes = num_pages * pool.page_bytes;
+    total += std::min(bytes, std::numeric_limits<std::size_t>::max() - total);
+  }
+  check_host_memory("KvCacheManager", total);
+
+  std::int64_t done = 0;
+  PinnedOptions options;
+  if (progress) {
+    options.progress = [&](std::int64_t pool_done, std::int64_t) {
+      progress(done + pool_done, static_cast<std::int64_t>(total));
+    };
+  }
+  options.warn = [this](const std::string& warning) {
+    const auto known = std::find(warnings_.begin(), warnings_.end(), warning);
+    if (known == warnings_.end()) warnings_.push_back(warning);
+  };
+  for (Pool& pool : pools_) {
+    options.page_bytes = pool.page_bytes;
+    pool.memory = backend.allocate_pinned(num_pages * pool.page_bytes, options);
+    done += static_cast<std::int64_t>(pool.memory->bytes());
   }
 }
 

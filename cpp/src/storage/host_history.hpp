@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -18,13 +19,17 @@ namespace sparse_kvcm {
 
 class HostHistory {
  public:
-  // Throws std::bad_alloc if the memory is not there. REQUIRES: a checked config.
-  HostHistory(const KvCacheManagerConfig& config, Backend& backend);
+  // `progress` is told of the pools of all groups together. Throws HostMemoryError if the memory is
+  // not there, and what `progress` throws. REQUIRES: a checked config.
+  HostHistory(const KvCacheManagerConfig& config, Backend& backend,
+              const FillProgress& progress = {});
 
   [[nodiscard]] PageAllocator& page_ids() { return page_ids_; }
   [[nodiscard]] const PageAllocator& page_ids() const { return page_ids_; }
   [[nodiscard]] const HostRowLayout& row_layout(std::int32_t group) const;
   [[nodiscard]] const BufferPtr& pool(std::int32_t group) const;
+  // What did not go as wished when the pools were made, a sentence each, none twice.
+  [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
 
   // The host unit of `ordinal` in a request with these pages.
   [[nodiscard]] std::int64_t host_unit(const std::vector<std::int32_t>& pages,
@@ -40,11 +45,15 @@ class HostHistory {
   struct Pool {
     HostRowLayout row;
     std::vector<std::int32_t> source_offsets;  // of each piece within a row of UnitRows
+    std::size_t page_bytes = 0;
     BufferPtr memory;
   };
+  void allocate(Backend& backend, std::size_t num_pages, const FillProgress& progress);
+
   std::int32_t units_per_page_;
   std::vector<Pool> pools_;  // [num_groups]
   PageAllocator page_ids_;
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace sparse_kvcm

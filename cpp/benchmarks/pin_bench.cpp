@@ -1,0 +1,91 @@
+// Host memory from nothing to pinned: mapped, touched, registered. Giving it back is not timed.
+// The limit is what the kernel gives to threads that only touch fresh huge pages.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "bench.hpp"
+#include "core/check.hpp"
+#include "core/host_limits.hpp"
+#include "core/host_mapping.hpp"
+
+namespace sparse_kvcm::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kGiB = std::size_t{1} << 30;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Bytes per second. REQUIRES: bytes are whole huge pages.
+double touch_rate(std::size_t bytes) {
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const std::size_t share = (bytes / kHugePage + cores - 1) / cores * kHugePage;
+  const std::size_t mapped = bytes + kHugePage;
+  void* const memory =
+      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw NotAvailable("[bench] mmap failed");
+  static_cast<void>(madvise(memory, mapped, MADV_HUGEPAGE));
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  std::byte* const data = static_cast<std::byte*>(memory) + (kHugePage - address % kHugePage);
+  const auto begin = Clock::now();
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t first = 0; first < bytes; first += share) {
+      const std::size_t size = std::min(share, bytes - first);
+      threads.emplace_back([=] { static_cast<void>(touch_pages(data + first, size)); });
+    }
+  }
+  const double seconds = seconds_since(begin);
+  static_cast<void>(munmap(memory, mapped));
+  return static_cast<double>(bytes) / seconds;
+}
+
+double pin_rate(Backend& backend, std::size_t bytes) {
+  const auto begin = Clock::now();
+  const BufferPtr buffer = backend.allocate_pinned(bytes);
+  return static_cast<double>(bytes) / seconds_since(begin);
+}
+
+template <class Call>
+double median_rate(int calls, Call call) {
+  std::vector<double> rates;
+  for (int i = 0; i < calls; ++i) rates.push_back(call());
+  std::nth_element(rates.begin(), rates.begin() + calls / 2, rates.end());
+  return rates[static_cast<std::size_t>(calls / 2)];
+}
+
+void require_memory(std::size_t bytes) {
+  try {
+    check_host_memory("bench", bytes, read_host_limits());
+  } catch (const HostMemoryError& error) {
+    throw NotAvailable(error.what());
+  }
+}
+
+const Registration k64GiB("pin", "64gib", [](Context& context) {
+  context.require(DeviceKind::kCuda);
+  require_memory(72 * kGiB);  // with some to spare for the rest of the machine
+  const double limit = touch_rate(16 * kGiB);
+  return rate_gb_per_s(pin_rate(*backend_for(context.device()), 64 * kGiB), limit);
+});
+
+const Registration k256MiB("pin", "map_256mib", [](Context& context) {
+  context.require(DeviceKind::kCpu);
+  constexpr int kCalls = 9;
+  const double limit = median_rate(kCalls, [] { return touch_rate(256 * kMiB); });
+  Backend& backend = *backend_for(context.device());
+  return rate_gb_per_s(median_rate(kCalls, [&] { return pin_rate(backend, 256 * kMiB); }), limit);
+});
+
+}  // namespace
+}  // namespace sparse_kvcm::bench

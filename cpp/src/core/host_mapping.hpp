@@ -1,0 +1,56 @@
+// Anonymous host memory of exactly the asked size, for pools of many GiB.
+//
+// Transparent huge pages are asked for unless the environment says SPARSE_KVCM_THP=0. The first
+// touch, which is what takes the time, runs on several threads. What the machine or its control
+// group cannot hold is refused before that.
+//
+// Owns the mapping. Thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/numa.hpp"
+#include "sparse_kvcm/config.hpp"
+
+namespace sparse_kvcm {
+
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+class HostMapping {
+ public:
+  // Maps, and touches nothing; aligned to a huge page where it is as large as one. `numa_node` is
+  // preferred, not demanded. bytes == 0 maps nothing. Throws HostMemoryError.
+  explicit HostMapping(std::size_t bytes, int numa_node = kAnyNode);
+  ~HostMapping();
+  HostMapping(const HostMapping&) = delete;
+  HostMapping& operator=(const HostMapping&) = delete;
+
+  // Touches all of it; from then on it is there, and zero until written. At each call of `progress`
+  // the first bytes_done bytes have been touched, and the threads go on with those behind.
+  // Throws HostMemoryError, or what `progress` throws, when the threads have ended.
+  void fill(const FillProgress& progress);
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  // What did not go as wished so far, a sentence each.
+  [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
+
+ private:
+  void advise();
+  void verify();
+
+  std::size_t bytes_;
+  int numa_node_;
+  int node_error_ = 0;  // of the preference, which only matters if the pages are elsewhere
+  std::byte* data_ = nullptr;
+  std::vector<std::string> warnings_;
+};
+
+// Touches a range of whole pages: by `advice`, MADV_POPULATE_WRITE, and on kernels that do not know
+// it by memset. Returns 0 or errno.
+inline constexpr int kPopulateWrite = 23;  // Linux 5.14; older headers lack the name
+[[nodiscard]] int touch_pages(std::byte* data, std::size_t bytes, int advice = kPopulateWrite);
+
+}  // namespace sparse_kvcm
