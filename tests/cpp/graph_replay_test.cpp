@@ -292,8 +292,10 @@ class GraphReplayTest : public DeviceTest {
     }
   }
 
-  // The step is over, rows may have changed since, and the graph runs all the same.
+  // The step is over, rows may have changed since, and the graph runs all the same, for rows that the
+  // step had left out too.
   void replay_without_publish() {
+    inputs_ = choose_inputs(published_);
     const Snapshot before = engine_->snapshot();
     both([&](Engine& engine) { engine.replay(inputs_); });
     ASSERT_EQ(first_difference(before, engine_->snapshot()), "");
@@ -338,7 +340,7 @@ class GraphReplayTest : public DeviceTest {
 SPARSE_KVCM_ON_EVERY_DEVICE(GraphReplayTest);
 
 TEST_P(GraphReplayTest, StepsAreRightWhileRowsChangeAndAReplayWithoutPublishIsStaleAndHarmless) {
-  for (std::int32_t n = 0; n < kSteps; ++n) {
+  for (std::int32_t n = 0; n < programs_to_run(kSteps); ++n) {
     SCOPED_TRACE(::testing::Message() << "step " << n);
     step();
     ASSERT_FALSE(HasFatalFailure());
@@ -352,6 +354,7 @@ TEST_P(GraphReplayTest, StepsAreRightWhileRowsChangeAndAReplayWithoutPublishIsSt
     ASSERT_FALSE(HasFatalFailure());
   }
   ASSERT_EQ(first_difference(twin_->snapshot(), engine_->snapshot()), "");
+  if (!all_programs_run()) return;
   EXPECT_GT(hits_, 1000);
   EXPECT_GT(misses_, 1000);
   EXPECT_GT(num_stale_, 100);

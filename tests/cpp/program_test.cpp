@@ -59,7 +59,7 @@ TEST_P(ProgramTest, ProgramsReadNoWrongByteAndReachEverySituation) {
   const auto seed = number_from_environment("SPARSE_KVCM_PROGRAM_SEED");
   const auto count = number_from_environment("SPARSE_KVCM_PROGRAM_COUNT");
   const bool on_cpu = GetParam() == DeviceKind::kCpu;
-  std::int64_t programs = seed ? 1 : on_cpu ? kPrograms : kProgramsOnGpu;
+  std::int64_t programs = seed ? 1 : programs_to_run(on_cpu ? kPrograms : kProgramsOnGpu);
   if (count) programs = static_cast<std::int64_t>(*count);
   const Outcome outcome = run_programs(device(), seed.value_or(1), programs);
   EXPECT_EQ(outcome.failed, 0) << "of " << programs << " programs; the first:\n"

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "resolve_fixture.hpp"
@@ -21,7 +22,7 @@ enum class Scale : std::uint8_t {
 class ResolveProgram {
  public:
   ResolveProgram(std::uint64_t seed, Scale scale) : random_(seed), scale_(scale) {
-    input_.k = wide() ? log_uniform(1, 4096) : random_.pick<std::int32_t>({1, 2, 7, 32, 40});
+    input_.k = choose_k();
     input_.stride = input_.k + random_.pick<std::int32_t>({0, 0, 3});
     input_.max_new_units = random_.in(0, 3);
     input_.no_write_slot = random_.pick<std::int32_t>({-1, 12'345});
@@ -53,6 +54,12 @@ class ResolveProgram {
  private:
   [[nodiscard]] bool wide() const { return scale_ == Scale::kWide; }
 
+  std::int32_t choose_k() {
+    if (!wide()) return random_.pick<std::int32_t>({1, 2, 7, 32, 40});
+    if (random_.one_in(5)) return random_.pick<std::int32_t>({1, 512, 2048, 4095, 4096});
+    return log_uniform(1, 4096);
+  }
+
   // Each power of two as likely as the next.
   std::int32_t log_uniform(std::int32_t low, std::int32_t high) {
     const double exponent = random_.in(0, 1'000'000) * 1e-6;
@@ -70,19 +77,16 @@ class ResolveProgram {
     row.window_begin = all_window ? 0 : row.committed;
     const auto slots = static_cast<std::size_t>(row.cached_slots + row.window_slots);
     input_.entries.resize(input_.entries.size() + slots, kEmptyEntry);
-    if (random_.one_in(3)) {  // what a caller may hand over: anything
-      for (std::size_t i = 0; i < slots; ++i)
-        input_.entries.end()[-1 - static_cast<int>(i)] = word();
-    }
+    warm_.push_back(wide() ? random_.in(0, row.committed) : 0);
+    if (random_.one_in(3)) fill(row);
     input_.last.push_back(input_.step.clock - static_cast<std::uint32_t>(random_.in(0, 200)));
     input_.row_states.push_back(row);
-    warm_.push_back(wide() ? random_.in(0, row.committed) : 0);
   }
 
   std::int32_t choose_cached_slots() {
     const std::int32_t k = input_.k;
     if (!wide()) return random_.pick<std::int32_t>({k, k, k + 1, 2 * k, 3 * k + 5});
-    if (random_.one_in(25)) return random_.in(60'000, kMaxCachedSlots);
+    if (random_.one_in(25)) return random_.pick<std::int32_t>({60'001, kMaxCachedSlots});
     return random_.one_in(4) ? k : log_uniform(k, 16'384);
   }
 
@@ -93,10 +97,19 @@ class ResolveProgram {
                              : log_uniform(1, 1'000'000);
   }
 
-  std::uint32_t word() {
-    const auto stamp = static_cast<std::uint32_t>(random_.in(0, 255));
-    return random_.one_in(4) ? kEmptyEntry
-                             : stamp << 24 | static_cast<std::uint32_t>(random_.in(0, 200));
+  // What a caller may hand over: any words of distinct ordinals.
+  void fill(const RowState& row) {
+    std::vector<std::uint32_t> ordinals(static_cast<std::size_t>(row.cached_slots) + 100);
+    const auto most = kMaxUnits - static_cast<std::int32_t>(ordinals.size());
+    std::iota(ordinals.begin(), ordinals.end(),
+              static_cast<std::uint32_t>(std::min(warm_.back(), most)));
+    random_.shuffle(ordinals);
+    for (std::int32_t slot = 0; slot < row.cached_slots; ++slot) {
+      const auto stamp = static_cast<std::uint32_t>(random_.in(0, 255));
+      if (random_.one_in(4)) continue;
+      input_.entries[static_cast<std::size_t>(row.base + slot)] =
+          stamp << 24 | ordinals[static_cast<std::size_t>(slot)];
+    }
   }
 
   void publish() {

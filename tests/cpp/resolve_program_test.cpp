@@ -16,8 +16,8 @@ SPARSE_KVCM_ON_EVERY_DEVICE(ResolveProgramTest);
 constexpr std::int32_t kAllThreads[] = {0, 256, 512};
 
 TEST_P(ResolveProgramTest, AgreesWithTheOracleOverRandomPrograms) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    ResolveProgram program(seed, Scale::kSmall);
+  for (std::int64_t seed = 0; seed < programs_to_run(300); ++seed) {
+    ResolveProgram program(static_cast<std::uint64_t>(seed), Scale::kSmall);
     for (int launch = 0; launch < 40; ++launch) {
       SCOPED_TRACE(::testing::Message() << "seed " << seed << ", launch " << launch);
       const ResolveInput& input = program.next_launch();
@@ -31,8 +31,8 @@ TEST_P(ResolveProgramTest, AgreesWithTheOracleOverRandomPrograms) {
 
 // 2,000 launches, on a GPU in every width of block from the same state.
 TEST_P(ResolveProgramTest, EveryWidthOfBlockGivesTheBytesOfTheOracleAtTheSizesOfModels) {
-  for (std::uint64_t seed = 0; seed < 125; ++seed) {
-    ResolveProgram program(seed, Scale::kWide);
+  for (std::int64_t seed = 0; seed < programs_to_run(125); ++seed) {
+    ResolveProgram program(static_cast<std::uint64_t>(seed), Scale::kWide);
     for (int launch = 0; launch < 16; ++launch) {
       const ResolveInput& input = program.next_launch();
       const ResolveResult expected = expected_resolve(input);
@@ -49,8 +49,8 @@ TEST_P(ResolveProgramTest, EveryWidthOfBlockGivesTheBytesOfTheOracleAtTheSizesOf
 }
 
 TEST_P(ResolveProgramTest, PermutingASelectionPermutesItsSlotsAndChangesNothingElse) {
-  for (std::uint64_t seed = 1000; seed < 1100; ++seed) {
-    ResolveProgram program(seed, Scale::kSmall);
+  for (std::int64_t seed = 1000; seed < 1000 + programs_to_run(100); ++seed) {
+    ResolveProgram program(static_cast<std::uint64_t>(seed), Scale::kSmall);
     for (int launch = 0; launch < 10; ++launch) {
       SCOPED_TRACE(::testing::Message() << "seed " << seed << ", launch " << launch);
       const ResolveInput& input = program.next_launch();

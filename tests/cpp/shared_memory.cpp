@@ -2,11 +2,12 @@
 
 #include <cstring>
 #include <map>
+#include <new>
 
 namespace sparse_kvcm::testing {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  // of cudaMalloc
+constexpr std::size_t kAlignment = 256;  // of cudaMalloc; a pool keeps it for multiples of it
 constexpr std::size_t kLargestPooled = std::size_t{256} << 10;
 
 class PinnedResource final : public std::pmr::memory_resource {
@@ -38,13 +39,17 @@ struct Pool {
 
 class SharedBuffer final : public Buffer {
  public:
-  SharedBuffer(Device device, std::size_t bytes) : memory_(shared_memory(device)), bytes_(bytes) {
+  SharedBuffer(Device device, std::size_t bytes)
+      : memory_(shared_memory(device)),
+        bytes_(bytes),
+        space_((bytes + kAlignment - 1) / kAlignment * kAlignment) {
     if (bytes == 0) return;
-    data_ = static_cast<std::byte*>(memory_->allocate(bytes, kAlignment));
+    if (space_ < bytes) throw std::bad_alloc();
+    data_ = static_cast<std::byte*>(memory_->allocate(space_, kAlignment));
     std::memset(data_, 0, bytes);
   }
   ~SharedBuffer() override {
-    if (data_ != nullptr) memory_->deallocate(data_, bytes_, kAlignment);
+    if (data_ != nullptr) memory_->deallocate(data_, space_, kAlignment);
   }
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
@@ -56,6 +61,7 @@ class SharedBuffer final : public Buffer {
  private:
   std::pmr::memory_resource* memory_;
   std::size_t bytes_;
+  std::size_t space_;
   std::byte* data_ = nullptr;
 };
 
