@@ -83,7 +83,8 @@ void CudaBackend::resolve(const ops::ResolveParams& params, Stream stream) {
 
 void CudaBackend::fetch(const ops::FetchParams& params, Stream stream) {
   const DeviceGuard guard(index_);
-  launch_fetch(params, cuda_stream(stream));
+  const ops::Piece& last = params.memory.pieces.back();  // pieces lie one behind the other
+  launch_fetch(params, fetch_tuning(last.host_offset + last.bytes), cuda_stream(stream));
 }
 
 void CudaBackend::move_units(const ops::MoveParams& params, Stream stream) {

@@ -12,7 +12,6 @@
 #include "cuda/device/unit_copy.cuh"
 #include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/tuning.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -135,7 +134,8 @@ __device__ void fetch_unit(const FetchLaunch& p, std::int64_t i, std::int64_t m)
 
 // Warps that walk the list: fewer where its units lie far apart.
 __device__ std::uint32_t walkers(const FetchLaunch& p, const MissList& list) {
-  const bool sparse = list.units * p.group.host_unit_bytes > kSparseBytes * list.size;
+  const bool sparse =
+      list.units * p.group.host_unit_bytes > std::int64_t{p.tuning.sparse_bytes} * list.size;
   return static_cast<std::uint32_t>(sparse ? p.tuning.sparse : p.tuning.dense);
 }
 
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__
 
 }  // namespace
 
-void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
+void launch_fetch(const ops::FetchParams& params, const FetchTuning& tuning, cudaStream_t stream) {
   FetchLaunch p{params.launch,
                 params.step,
                 params.miss_ordinals,
@@ -170,12 +170,11 @@ void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
                 params.memory.num_slots,
                 params.memory.num_host_pages,
                 params.errors,
-                {},
+                tuning,
                 {},
                 {}};
   p.group = make_copy_group(params.memory, p.pieces, 0);
-  p.tuning = fetch_tuning(p.group.end4);
-  const std::int32_t warps = std::max(p.tuning.dense, p.tuning.sparse);
+  const std::int32_t warps = std::max(tuning.dense, tuning.sparse);
   const auto blocks = static_cast<unsigned>(warps / (kThreads / kWarpSize));
   fetch_kernel<<<blocks, kThreads, 0, stream>>>(p);
   SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
