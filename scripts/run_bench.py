@@ -1,4 +1,7 @@
-"""Runs the benchmark program, prints its figures as a table and writes them as JSON records."""
+"""Runs the benchmark program, prints its figures as a table and writes them as JSON records.
+
+With --tune it sweeps the rows that fetch keeps in flight and writes the tuning table instead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import tune_fetch
 
 COLUMNS = ("bench", "case", "value", "unit", "limit", "share")
 
@@ -45,20 +51,19 @@ def cell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def print_table(records: list[dict[str, object]], title: str) -> None:
-    """Print the figures, with rich where it is installed."""
-    rows = [[cell(record[column]) for column in COLUMNS] for record in records]
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    """Print a table, with rich where it is installed."""
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
         print(title)
-        for row in [list(COLUMNS), *rows]:
+        for row in [columns, *rows]:
             print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)))
         return
     table = Table(title=title)
-    for column in COLUMNS:
+    for column in columns:
         table.add_column(column, justify="left" if column in ("bench", "case", "unit") else "right")
     for row in rows:
         table.add_row(*row)
@@ -79,12 +84,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("program", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<index>")
+    parser.add_argument("--device", help="cpu (the default), cuda or cuda:<index>")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the records")
     parser.add_argument("--list", action="store_true", help="show the names and run nothing")
+    parser.add_argument("--tune", action="store_true", help=f"sweep, and write {tune_fetch.TABLE}")
     arguments = parser.parse_intermixed_args()
+    device = arguments.device or ("cuda" if arguments.tune else "cpu")
 
-    command = [arguments.program, "--device", arguments.device, *arguments.names]
+    command = [arguments.program, "--device", device, *arguments.names]
+    if arguments.tune:
+        command.append("--tune")
     if arguments.list:
         return subprocess.run([*command, "--list"], check=False).returncode
     if arguments.json:  # now, not after minutes of benchmarks
@@ -97,12 +106,18 @@ def main() -> int:
         return run.returncode
 
     about = {
-        "device": device_name(arguments.device),
+        "device": device_name(device),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": commit(),
     }
-    records = [json.loads(line) | about for line in run.stdout.splitlines()]
-    print_table(records, about["device"])
+    figures = [json.loads(line) for line in run.stdout.splitlines()]
+    if arguments.tune:
+        points = [tune_fetch.Point(**point) for point in figures]
+        tune_fetch.tune(points, about, tune_fetch.TABLE, print_table)
+    else:
+        rows = [[cell(record[column]) for column in COLUMNS] for record in figures]
+        print_table(COLUMNS, rows, about["device"])
+    records = [record | about for record in figures]
     if arguments.json:
         arguments.json.write_text(json.dumps(records, indent=1) + "\n")
     return 0

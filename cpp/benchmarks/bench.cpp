@@ -33,6 +33,11 @@ std::vector<Case>& registry() {
   return cases;
 }
 
+std::function<void(Context&)>& fetch_sweep() {
+  static std::function<void(Context&)> sweep;
+  return sweep;
+}
+
 Registration::Registration(std::string bench, std::string name, Function run) {
   registry().push_back({std::move(bench), std::move(name), std::move(run)});
 }

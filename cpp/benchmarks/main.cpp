@@ -1,7 +1,8 @@
-// sparse_kvcm_bench [--device NAME] [--list] [BENCH ...]
+// sparse_kvcm_bench [--device NAME] [--list] [--tune] [BENCH ...]
 //
 // Runs the named benchmarks, or all, and prints one JSON object per case and line; a case that the
-// device does not have is named on stderr. scripts/bench makes a table of it.
+// device does not have is named on stderr. scripts/bench makes a table of it. --tune runs the sweep of
+// fetch's rows in flight instead.
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
@@ -23,6 +24,7 @@ namespace {
 struct Arguments {
   Device device;
   bool list = false;
+  bool tune = false;
   std::vector<std::string> wanted;  // BENCH or BENCH/CASE; empty = all
 };
 
@@ -46,6 +48,8 @@ Arguments parse(const std::vector<std::string>& words) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--list") {
       arguments.list = true;
+    } else if (words[i] == "--tune") {
+      arguments.tune = true;
     } else if (words[i] == "--device") {
       if (++i == words.size()) fail_argument("bench", "--device needs a name");
       arguments.device = parse_device(words[i]);
@@ -72,10 +76,16 @@ void print(const Case& done, const Measurement& result) {
             << "}" << std::endl;
 }
 
+void tune(Context& context) {
+  context.require(DeviceKind::kCuda);
+  fetch_sweep()(context);
+}
+
 void run(const Arguments& arguments) {
   if (!arguments.list)
     static_cast<void>(backend_for(arguments.device));  // throws if it is not there
   Context context(arguments.device);
+  if (arguments.tune) return tune(context);
   for (const Case& known : registry()) {
     if (!is_wanted(known, arguments.wanted)) continue;
     if (arguments.list) {

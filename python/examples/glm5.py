@@ -2,13 +2,15 @@
 
 Builds a tiny random GLM-5, runs the same prompts through `generate` twice, once with transformers'
 own cache and once with an OffloadedCache whose leases are far smaller than the histories, and
-compares every token. Exits 1 at the first difference.
+compares every token. Exits 1 at the first difference. With `--device cuda` model and leases are on
+the GPU, the histories in pinned host memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 import time
 
@@ -20,6 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM, StoppingCriteria
 
+import sparse_kvcm
 from sparse_kvcm.integrations.transformers import IMPLEMENTATION, GroupStatistics, OffloadedCache
 
 TOP_K = 24
@@ -44,10 +47,10 @@ class Advance(StoppingCriteria):
     ) -> torch.Tensor:
         """Count one token."""
         self.progress.advance(self.task)
-        return torch.zeros(len(input_ids), dtype=torch.bool)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def build(implementation: str) -> GlmMoeDsaForCausalLM:
+def build(implementation: str, device: str) -> GlmMoeDsaForCausalLM:
     """Make the model: five layers in two selection groups, the same weights each time."""
     config = GlmMoeDsaConfig(
         vocab_size=VOCABULARY,
@@ -78,16 +81,16 @@ def build(implementation: str) -> GlmMoeDsaForCausalLM:
     )
     torch.manual_seed(0)
     model = GlmMoeDsaForCausalLM._from_config(config, attn_implementation=implementation)
-    return model.eval()
+    return model.eval().to(device)
 
 
-def left_padded(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def left_padded(lengths: tuple[int, ...], device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Make random prompts, padded on the left, and their mask."""
     longest = max(lengths)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(1, VOCABULARY, (len(lengths), longest), generator=generator)
     mask = torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]
-    return ids * mask, mask.long()
+    return (ids * mask).to(device), mask.long().to(device)
 
 
 def generate(
@@ -160,25 +163,43 @@ def check_run(cache: OffloadedCache, num_requests: int, new_tokens: int) -> str 
     return None
 
 
+def fault_of(device: str) -> str | None:
+    """Say why a device cannot be used, if it cannot."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        return f"--device must be cpu, cuda or cuda:<index>, got {device}"
+    if device == "cpu":
+        return None
+    index = torch.device(device).index or 0
+    if index >= torch.cuda.device_count():
+        return f"--device {device} is not there: torch finds {torch.cuda.device_count()} GPUs"
+    if not sparse_kvcm.cuda_is_available():
+        return f"--device {device} is not there: {sparse_kvcm.cuda_unavailable_reason()}"
+    return None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run both and compare; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--new-tokens", type=int, default=220, help="tokens per request")
-    new_tokens = parser.parse_args(arguments).new_tokens
+    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:<index>")
+    options = parser.parse_args(arguments)
+    new_tokens, device = options.new_tokens, options.device
     if new_tokens < 1:
         parser.error(f"--new-tokens must be >= 1, got {new_tokens}")
+    if fault := fault_of(device):
+        parser.error(fault)
     torch.set_num_threads(1)  # more threads only wait for each other at this size
-    ids, mask = left_padded(PROMPT_LENGTHS)
+    ids, mask = left_padded(PROMPT_LENGTHS, device)
     requests = len(PROMPT_LENGTHS)
     console.print(
         f"transformers {transformers.__version__}: tiny random GLM-5, {requests} requests of "
         f"{', '.join(map(str, PROMPT_LENGTHS))} tokens, top-k {TOP_K}, "
-        f"leases of {CACHED_SLOTS} + {PAGE} slots"
+        f"leases of {CACHED_SLOTS} + {PAGE} slots, on {device}"
     )
     begin = time.perf_counter()
     with Progress(console=console) as progress:
-        expected = generate(build("eager"), ids, mask, new_tokens, progress, "stock cache")
-        model = build(IMPLEMENTATION)
+        expected = generate(build("eager", device), ids, mask, new_tokens, progress, "stock cache")
+        model = build(IMPLEMENTATION, device)
         cache = OffloadedCache(
             model,
             max_rows=requests,

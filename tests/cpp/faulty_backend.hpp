@@ -1,4 +1,5 @@
-// A CPU backend whose device fails on demand, half-way through its work.
+// A backend whose device fails on demand, half-way through its work, and whose device memory the host
+// sees (shared_memory.hpp), so that a test can look at what an engine did on any device.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "backend/backend.hpp"
 #include "manager/manager_state.hpp"
+#include "shared_memory.hpp"
 #include "sparse_kvcm/kv_cache_manager.hpp"
 
 namespace sparse_kvcm::testing {
@@ -19,6 +21,10 @@ struct DeviceFault : std::runtime_error {
 
 class FaultyBackend final : public Backend {
  public:
+  explicit FaultyBackend(Device device = {}) : inner_(backend_for(device)) {}
+
+  // Waits until `stream` has done its work: from then on the host may touch what it worked on.
+  void settle(Stream stream = 0) { inner_->synchronize(*inner_->record(stream)); }
   // The call after `calls` more calls fails, once.
   void fail_after(std::int64_t calls) { left_ = calls; }
   // Returns whether a fault that was ordered is still to come, and withdraws it.
@@ -31,71 +37,74 @@ class FaultyBackend final : public Backend {
   void set_warning(const std::string& warning) { warning_ = warning; }
   void set_capturing(std::optional<Stream> stream) { capturing_ = stream; }
 
-  [[nodiscard]] Device device() const override { return cpu_->device(); }
+  [[nodiscard]] Device device() const override { return inner_->device(); }
   [[nodiscard]] BufferPtr allocate_device(std::size_t bytes) override {
     step();
-    return cpu_->allocate_device(bytes);
+    return make_shared_buffer(device(), bytes);
   }
   [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes,
                                           const PinnedOptions& options) override {
     step();
     if (options.warn && !warning_.empty()) options.warn(warning_);
-    return cpu_->allocate_pinned(bytes, options);
+    return device().kind == DeviceKind::kCpu ? inner_->allocate_pinned(bytes, options)
+                                             : make_shared_buffer(device(), bytes);
   }
   void upload(std::span<const Upload> uploads, Stream stream) override {
-    if (left_ == 0) cpu_->upload(uploads.first(uploads.size() / 2), stream);
+    if (left_ == 0) inner_->upload(uploads.first(uploads.size() / 2), stream);
     step();
-    cpu_->upload(uploads, stream);
+    inner_->upload(uploads, stream);
   }
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,
                 Stream stream) override {
     step();
-    cpu_->download(destination, source, bytes, stream);
+    inner_->download(destination, source, bytes, stream);
   }
   void clear(std::byte* destination, std::size_t bytes, Stream stream) override {
     step();
-    cpu_->clear(destination, bytes, stream);
+    inner_->clear(destination, bytes, stream);
   }
   [[nodiscard]] EventPtr record(Stream stream) override {
     step();
-    return cpu_->record(stream);
+    return inner_->record(stream);
   }
   void wait(Stream stream, const Event& event) override {
     step();
-    cpu_->wait(stream, event);
+    inner_->wait(stream, event);
   }
   void synchronize(const Event& event) override {
     step();
-    cpu_->synchronize(event);
+    inner_->synchronize(event);
   }
-  [[nodiscard]] bool is_done(const Event& event) const override { return cpu_->is_done(event); }
-  [[nodiscard]] bool is_capturing(Stream stream) const override { return capturing_ == stream; }
+  [[nodiscard]] bool is_done(const Event& event) const override { return inner_->is_done(event); }
+  [[nodiscard]] bool is_capturing(Stream stream) const override {
+    return capturing_ ? capturing_ == stream : inner_->is_capturing(stream);
+  }
 
   void resolve(const ops::ResolveParams& params, Stream stream) override {
     step();
-    cpu_->resolve(params, stream);
+    inner_->resolve(params, stream);
   }
   void fetch(const ops::FetchParams& params, Stream stream) override {
     step();
-    cpu_->fetch(params, stream);
+    inner_->fetch(params, stream);
   }
   void move_units(const ops::MoveParams& params, Stream stream) override {
     ops::MoveParams half = params;
     half.moves = params.moves.first(params.moves.size() / 2);
-    if (left_ == 0) cpu_->move_units(half, stream);
+    if (left_ == 0) inner_->move_units(half, stream);
     step();
-    cpu_->move_units(params, stream);
+    inner_->move_units(params, stream);
   }
   void convert(const ops::ConvertParams& params, Stream stream) override {
     step();
-    cpu_->convert(params, stream);
+    inner_->convert(params, stream);
   }
   void reset_leases(const ops::ResetParams& params, Stream stream) override {
     ops::ResetParams half = params;
     half.leases = params.leases.first(params.leases.size() / 2);
-    if (left_ == 0) cpu_->reset_leases(half, stream);
+    if (left_ == 0) inner_->reset_leases(half, stream);
     step();
-    cpu_->reset_leases(params, stream);
+    inner_->reset_leases(params, stream);
   }
 
  private:
@@ -103,7 +112,7 @@ class FaultyBackend final : public Backend {
     if (left_ >= 0 && left_-- == 0) throw DeviceFault();
   }
 
-  std::shared_ptr<Backend> cpu_ = backend_for({});
+  std::shared_ptr<Backend> inner_;
   std::int64_t left_ = -1;
   std::string warning_;
   std::optional<Stream> capturing_;

@@ -6,6 +6,7 @@
 namespace sparse_kvcm::testing {
 
 void Program::sync() {
+  backend_->settle();
   for (std::int32_t i = 0; i < num_requests(); ++i)
     if (model_.request(i).state != KvCacheState::kClosed)
       require(model_.set_pages(i, caches_[at(i)]->host_pages()),

@@ -198,8 +198,10 @@ Program::Outcome Program::outcome_of(const char* what, Refusals refusals,
     thrown = thrown_by(call, message);
   } catch (const DeviceFault&) {
     trace("  the device fails");
+    backend_->settle();
     return Outcome::kFailed;
   }
+  backend_->settle();
   const auto fail = [&](const std::string& how) {
     throw Mismatch(std::string(what) + " " + how + (message.empty() ? "" : ": " + message));
   };

@@ -3,7 +3,8 @@
 // after every call what the contract promises: results, refusals, lengths, memory, and every byte
 // that attention would read.
 //
-// A program is a function of its seed alone.
+// A program is a function of its seed alone, on every device. On a GPU it waits for the device after
+// each call.
 #pragma once
 
 #include <array>
@@ -88,6 +89,7 @@ struct ProgramCounts {
 };
 
 struct ProgramOptions {
+  Device device;
   std::uint64_t seed = 0;
   Sabotage sabotage = Sabotage::kNothing;
   bool trace = false;
@@ -215,7 +217,7 @@ class Program {
 
   ProgramOptions options_;
   Random random_;
-  std::shared_ptr<FaultyBackend> backend_ = std::make_shared<FaultyBackend>();
+  std::shared_ptr<FaultyBackend> backend_ = std::make_shared<FaultyBackend>(options_.device);
   std::unique_ptr<KvCacheManager> manager_;
   Model model_;
   UnitBytes bytes_;

@@ -39,8 +39,9 @@ KvCacheManagerConfig random_config(Random& random) {
 }
 
 LaunchOutputs::LaunchOutputs(const ResolveOutputs& defaults, std::uint32_t own, std::int32_t b,
-                             std::int32_t k, std::int32_t max_new_units)
-    : all_(defaults) {
+                             std::int32_t k, std::int32_t max_new_units,
+                             std::pmr::memory_resource* memory)
+    : errors_(memory), all_(defaults) {
   using Member = std::int32_t* ResolveOutputs::*;
   struct Shape {
     Member member;
@@ -53,7 +54,7 @@ LaunchOutputs::LaunchOutputs(const ResolveOutputs& defaults, std::uint32_t own, 
   std::uint32_t bit = 1;
   for (const Shape& shape : shapes) {
     if (own & bit) {
-      ints_.emplace_back(static_cast<std::size_t>(shape.cells));
+      ints_.emplace_back(static_cast<std::size_t>(shape.cells), memory);
       argument_.*shape.member = all_.*shape.member = ints_.back().data();
     }
     std::fill_n(all_.*shape.member, shape.cells, kUnwritten);

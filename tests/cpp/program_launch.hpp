@@ -1,9 +1,11 @@
-// Random numbers, random configurations and launch buffers of the random programs.
+// Random numbers, random configurations and launch buffers of the random programs. What a launch
+// reads and writes is memory that host and device share (shared_memory.hpp).
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <utility>
 #include <vector>
 
@@ -45,13 +47,13 @@ class LaunchOutputs {
  public:
   // `own` has one bit per member of ResolveOutputs, set = the caller's.
   LaunchOutputs(const ResolveOutputs& defaults, std::uint32_t own, std::int32_t b, std::int32_t k,
-                std::int32_t max_new_units);
+                std::int32_t max_new_units, std::pmr::memory_resource* memory);
   [[nodiscard]] const ResolveOutputs& argument() const { return argument_; }  // null where default
   [[nodiscard]] const ResolveOutputs& all() const { return all_; }
 
  private:
-  std::vector<std::vector<std::int32_t>> ints_;
-  std::vector<std::uint32_t> errors_;
+  std::vector<std::pmr::vector<std::int32_t>> ints_;
+  std::pmr::vector<std::uint32_t> errors_;
   ResolveOutputs argument_;
   ResolveOutputs all_;
 };
@@ -64,17 +66,19 @@ using Residents = std::map<std::int32_t, std::int32_t>;
 enum class Phase : std::uint8_t { kResolved, kFetched, kWritten };
 
 struct Launch {
+  explicit Launch(std::pmr::memory_resource* memory) : rows(memory), selection(memory) {}
+
   std::int32_t batch = 0;
   std::int32_t group = 0;
   std::int32_t k = 0;
   std::int64_t stride = 0;
   Phase phase = Phase::kResolved;
   bool partly_written = false;
-  std::vector<std::int32_t> rows;         // [b]
-  std::vector<std::int32_t> selection;    // [b, stride]
-  std::vector<std::uint8_t> served;       // [b]: neither padding nor invalid nor stale
-  std::vector<std::int32_t> slots;        // [b, k], copied from the outputs
-  std::vector<std::int32_t> write_slots;  // [b, max_new_units], copied
+  std::pmr::vector<std::int32_t> rows;       // [b]
+  std::pmr::vector<std::int32_t> selection;  // [b, stride]
+  std::vector<std::uint8_t> served;          // [b]: neither padding nor invalid nor stale
+  std::vector<std::int32_t> slots;           // [b, k], copied from the outputs
+  std::vector<std::int32_t> write_slots;     // [b, max_new_units], copied
   std::shared_ptr<LaunchOutputs> outputs;
   [[nodiscard]] std::int32_t b() const { return static_cast<std::int32_t>(rows.size()); }
   [[nodiscard]] std::int32_t selected(std::int32_t i, std::int32_t j) const {

@@ -57,12 +57,14 @@ std::int32_t Program::pick_ordinal(const RowState& state) {
 
 Launch Program::prepare(std::int32_t b, std::int32_t group) {
   const ModelBatch& batch = model_.batch(b);
-  Launch launch;
+  std::pmr::memory_resource* const memory = shared_memory(options_.device);
+  Launch launch(memory);
   launch.batch = b;
   launch.group = group;
   launch.k = random_.between(1, manager_->config().groups[at(group)].top_k);
   launch.stride = launch.k + (random_.percent(30) ? random_.below(4) : 0);
-  launch.rows = pick_rows(b, group);
+  const std::vector<std::int32_t> rows = pick_rows(b, group);
+  launch.rows.assign(rows.begin(), rows.end());
   launch.served.assign(launch.rows.size(), 0);
   launch.selection.assign(launch.rows.size() * static_cast<std::size_t>(launch.stride), 3);
   for (std::int32_t i = 0; i < launch.b(); ++i) {
@@ -78,8 +80,9 @@ Launch Program::prepare(std::int32_t b, std::int32_t group) {
       random_.percent(70) ? 0 : static_cast<std::uint32_t>(random_.below(128));
   count_if(own != 0, Situation::kOwnOutputs);
   const ResolveOutputs defaults = batch.closed ? ResolveOutputs{} : batches_[at(b)]->outputs(group);
-  launch.outputs = std::make_shared<LaunchOutputs>(defaults, batch.closed ? 127 : own, launch.b(),
-                                                   launch.k, manager_->config().max_new_units);
+  launch.outputs =
+      std::make_shared<LaunchOutputs>(defaults, batch.closed ? 127 : own, launch.b(), launch.k,
+                                      manager_->config().max_new_units, memory);
   return launch;
 }
 

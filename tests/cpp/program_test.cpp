@@ -1,4 +1,5 @@
-// 10,000 random programs without a wrong byte. See program_driver.hpp.
+// 10,000 random programs without a wrong byte; on a GPU the first 2,000 of them. See
+// program_driver.hpp.
 //
 // SPARSE_KVCM_PROGRAM_SEED runs the program of one seed alone, SPARSE_KVCM_PROGRAM_COUNT so many
 // programs, from that seed on or from 1. A failing program prints its calls.
@@ -10,11 +11,13 @@
 #include <string>
 
 #include "program_driver.hpp"
+#include "test_device.hpp"
 
 namespace sparse_kvcm::testing {
 namespace {
 
 constexpr std::int64_t kPrograms = 10'000;
+constexpr std::int64_t kProgramsOnGpu = 2'000;
 
 std::optional<std::uint64_t> number_from_environment(const char* name) {
   const char* text = std::getenv(name);
@@ -29,32 +32,36 @@ struct Outcome {
   std::map<std::string, std::int64_t> kinds;  // of failures
 };
 
-std::string traced(std::uint64_t seed) {
-  const ProgramResult result = Program({seed, Sabotage::kNothing, true}).run();
+std::string traced(Device device, std::uint64_t seed) {
+  const ProgramResult result = Program({device, seed, Sabotage::kNothing, true}).run();
   return result.trace + "=> " + result.failure +
          "\nSPARSE_KVCM_PROGRAM_SEED=" + std::to_string(seed) + '\n';
 }
 
-Outcome run_programs(std::uint64_t first_seed, std::int64_t count) {
+Outcome run_programs(Device device, std::uint64_t first_seed, std::int64_t count) {
   Outcome outcome;
   for (std::int64_t n = 0; n < count; ++n) {
     const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(n);
-    Program program({seed, Sabotage::kNothing, false});
+    Program program({device, seed, Sabotage::kNothing, false});
     const ProgramResult result = program.run();
     outcome.counts.add(program.counts());
     if (result.failure.empty()) continue;
     ++outcome.kinds[result.failure];
-    if (outcome.failed++ == 0) outcome.first_failure = traced(seed);
+    if (outcome.failed++ == 0) outcome.first_failure = traced(device, seed);
   }
   return outcome;
 }
 
-TEST(ProgramTest, ProgramsReadNoWrongByteAndReachEverySituation) {
+class ProgramTest : public DeviceTest {};
+SPARSE_KVCM_ON_EVERY_DEVICE(ProgramTest);
+
+TEST_P(ProgramTest, ProgramsReadNoWrongByteAndReachEverySituation) {
   const auto seed = number_from_environment("SPARSE_KVCM_PROGRAM_SEED");
   const auto count = number_from_environment("SPARSE_KVCM_PROGRAM_COUNT");
-  std::int64_t programs = seed ? 1 : kPrograms;
+  const bool on_cpu = GetParam() == DeviceKind::kCpu;
+  std::int64_t programs = seed ? 1 : programs_to_run(on_cpu ? kPrograms : kProgramsOnGpu);
   if (count) programs = static_cast<std::int64_t>(*count);
-  const Outcome outcome = run_programs(seed.value_or(1), programs);
+  const Outcome outcome = run_programs(device(), seed.value_or(1), programs);
   EXPECT_EQ(outcome.failed, 0) << "of " << programs << " programs; the first:\n"
                                << outcome.first_failure;
   for (const auto& [failure, times] : outcome.kinds)
@@ -72,7 +79,7 @@ TEST_P(FaultyClientTest, IsCaught) {
   std::int64_t programs_with_fault = 0;
   std::int64_t caught = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    Program program({seed, GetParam(), false});
+    Program program({{}, seed, GetParam(), false});
     const ProgramResult result = program.run();
     if (program.counts().sabotaged == 0) continue;
     ++programs_with_fault;

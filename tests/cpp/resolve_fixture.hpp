@@ -18,6 +18,7 @@ struct ResolveInput {
   std::vector<std::uint32_t> last;
   std::int32_t max_new_units = 1;
   std::int32_t no_write_slot = kNoSlot;
+  std::int32_t max_units = kMaxUnits;
 
   [[nodiscard]] std::size_t b() const { return rows.size(); }
   [[nodiscard]] std::int32_t selected(std::size_t i, std::int32_t j) const {
@@ -47,7 +48,9 @@ struct ResolveResult {
         last(input.last) {}
 };
 
-inline ResolveResult resolve_on(Device device, const ResolveInput& input) {
+// `threads` as in ops::ResolveParams.
+inline ResolveResult resolve_on(Device device, const ResolveInput& input,
+                                std::int32_t threads = 0) {
   ResolveResult result(input);
   const DeviceArray rows(device, input.rows);
   const DeviceArray row_states(device, input.row_states);
@@ -74,6 +77,8 @@ inline ResolveResult resolve_on(Device device, const ResolveInput& input) {
   params.num_leases = static_cast<std::int32_t>(input.last.size());
   params.max_new_units = input.max_new_units;
   params.no_write_slot = input.no_write_slot;
+  params.max_units = input.max_units;
+  params.threads = threads;
   params.slots = slots.data();
   params.write_slots = write_slots.data();
   params.miss_ordinals = miss_ordinals.data();

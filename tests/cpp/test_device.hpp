@@ -6,10 +6,15 @@
 //
 // Without a GPU the CUDA cases are skipped and say so; with SPARSE_KVCM_REQUIRE_CUDA=1 that is a
 // failure, so that a GPU machine cannot pass by skipping.
+//
+// Random programs run whole, or the share of them that SPARSE_KVCM_TEST_PERCENT names: under
+// compute-sanitizer they would take an hour.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 
@@ -20,6 +25,16 @@ namespace sparse_kvcm::testing {
 [[nodiscard]] inline bool cuda_is_required() {
   const char* const value = std::getenv("SPARSE_KVCM_REQUIRE_CUDA");
   return value != nullptr && std::string(value) == "1";
+}
+
+[[nodiscard]] inline bool all_programs_run() {
+  return std::getenv("SPARSE_KVCM_TEST_PERCENT") == nullptr;
+}
+// How many of `count` programs to run, at least one.
+[[nodiscard]] inline std::int64_t programs_to_run(std::int64_t count) {
+  if (all_programs_run()) return count;
+  const std::int64_t percent = std::atoll(std::getenv("SPARSE_KVCM_TEST_PERCENT"));
+  return std::max<std::int64_t>(1, count * percent / 100);
 }
 
 class DeviceTest : public ::testing::TestWithParam<DeviceKind> {

@@ -68,3 +68,46 @@ def test_bench_that_fails_leaves_no_file(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "scripts" / "run_bench.py", program, "--json", target]
     assert subprocess.run(command, check=False).returncode == 3
     assert not target.exists()
+
+
+def sweep_point(row_bytes: int, gap_kib: int, in_flight: int, us: float) -> dict[str, object]:
+    return {
+        "row_bytes": row_bytes,
+        "gap_bytes": gap_kib * 1024,
+        "run": 1,
+        "in_flight": in_flight,
+        "present": in_flight == 320,
+        "us": us,
+    }
+
+
+def test_tune_writes_the_rows_in_flight_that_lose_least(tmp_path: Path) -> None:
+    """Of 576 B, 208 rows lose 20 % in all, 320 lose 30 %, 512 more; of 2,304 B 208 lose least."""
+    times = {
+        (576, 64): {208: 120.0, 320: 100.0, 512: 110.0},
+        (576, 256): {208: 90.0, 320: 117.0, 512: 150.0},
+        (2304, 64): {208: 200.0, 320: 200.1, 512: 200.2},
+        (2304, 256): {208: 200.0, 320: 200.1, 512: 199.9},
+    }
+    points = [
+        sweep_point(row_bytes, gap, in_flight, us)
+        for (row_bytes, gap), all_us in times.items()
+        for in_flight, us in all_us.items()
+    ]
+    program = tmp_path / "program"
+    lines = "\n".join(map(json.dumps, points))
+    program.write_text(f"#!/bin/sh\n[ \"$2 $3\" = 'cuda --tune' ] && cat <<'END'\n{lines}\nEND\n")
+    program.chmod(0o755)
+    table = tmp_path / "cpp" / "src" / "cuda" / "fetch_tuning.inc"
+    table.parent.mkdir(parents=True)
+
+    command = [sys.executable, ROOT / "scripts" / "run_bench.py", program, "--tune"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    heading, machine, how, *entries = table.read_text().splitlines()
+    assert heading.startswith("// Rows of FetchTuning")
+    assert machine.startswith("// cuda, ")
+    assert how == "// Made by: scripts/bench --tune"
+    # Halfway is the geometric mean: 1,152 B of 576 and 2,304 B.
+    assert entries == ["{1152, 208},", "{2147483647, 208},"]
+    assert "30.0%" in run.stdout  # what 320 loses where 208 is best

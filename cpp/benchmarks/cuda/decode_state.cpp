@@ -179,7 +179,7 @@ ops::GroupMemory DecodeState::memory(std::int32_t group) const {
           kPage};
 }
 
-void DecodeState::fetch(std::int32_t step, std::int32_t group, const BenchStream& stream) const {
+ops::FetchParams DecodeState::fetch_params(std::int32_t step, std::int32_t group) const {
   const Outputs& outputs = outputs_[index(step, group)];
   ops::FetchParams p;
   p.launch = launch();
@@ -192,7 +192,11 @@ void DecodeState::fetch(std::int32_t step, std::int32_t group, const BenchStream
   p.memory = memory(group);
   p.cursor = outputs.cursor.get();
   p.errors = {outputs.errors.get(), nullptr, batch_error_.get()};
-  ops::fetch(device_, p, stream.id());
+  return p;
+}
+
+void DecodeState::fetch(std::int32_t step, std::int32_t group, const BenchStream& stream) const {
+  ops::fetch(device_, fetch_params(step, group), stream.id());
 }
 
 void DecodeState::set_misses(std::int32_t step, std::int32_t group, std::int32_t misses,

@@ -56,6 +56,7 @@ class DecodeState {
   void resolve(std::int32_t step, std::int32_t group, const BenchStream& stream) const;
   // Fetches what the last resolve of that step and group missed.
   void fetch(std::int32_t step, std::int32_t group, const BenchStream& stream) const;
+  [[nodiscard]] ops::FetchParams fetch_params(std::int32_t step, std::int32_t group) const;
   // Replaces the miss lists of a kept step by `misses` random units a row, in runs of `run`.
   void set_misses(std::int32_t step, std::int32_t group, std::int32_t misses, std::int32_t run,
                   std::uint64_t seed);

@@ -5,6 +5,7 @@
 #include "core/check.hpp"
 #include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/tuning.hpp"
 
 namespace sparse_kvcm {
 BufferPtr CudaBackend::allocate_device(std::size_t bytes) {
@@ -83,7 +84,8 @@ void CudaBackend::resolve(const ops::ResolveParams& params, Stream stream) {
 
 void CudaBackend::fetch(const ops::FetchParams& params, Stream stream) {
   const DeviceGuard guard(index_);
-  launch_fetch(params, cuda_stream(stream));
+  const ops::Piece& last = params.memory.pieces.back();  // pieces lie one behind the other
+  launch_fetch(params, rows_in_flight(last.host_offset + last.bytes), cuda_stream(stream));
 }
 
 void CudaBackend::move_units(const ops::MoveParams& params, Stream stream) {

@@ -13,7 +13,6 @@
 #include "cuda/device/unit_copy.cuh"
 #include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/tuning.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -205,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__
 
 }  // namespace
 
-void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
+void launch_fetch(const ops::FetchParams& params, std::int32_t in_flight, cudaStream_t stream) {
   FetchLaunch p{params.launch,
                 params.step,
                 params.miss_ordinals,
@@ -221,7 +220,6 @@ void launch_fetch(const ops::FetchParams& params, cudaStream_t stream) {
                 {},
                 {}};
   p.group = make_copy_group(params.memory, p.pieces, 0);
-  const std::int32_t in_flight = rows_in_flight(p.group.end4);
   const auto blocks = static_cast<unsigned>(in_flight / (kThreads / kWarpSize));
   fetch_kernel<<<blocks, kThreads, 0, stream>>>(p);
   SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());

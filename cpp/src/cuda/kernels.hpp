@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "sparse_kvcm/ops.hpp"
 
 namespace sparse_kvcm {
@@ -10,7 +12,8 @@ namespace sparse_kvcm {
 struct ResolvePlan;
 
 void launch_resolve(const ops::ResolveParams& params, const ResolvePlan& plan, cudaStream_t stream);
-void launch_fetch(const ops::FetchParams& params, cudaStream_t stream);
+// `in_flight` host rows are read at a time (tuning.hpp).
+void launch_fetch(const ops::FetchParams& params, std::int32_t in_flight, cudaStream_t stream);
 void launch_move_units(const ops::MoveParams& params, cudaStream_t stream);
 void launch_reset_leases(const ops::ResetParams& params, cudaStream_t stream);
 void launch_convert(const ops::ConvertParams& params, cudaStream_t stream);

@@ -1,26 +1,25 @@
-// Measured choices, as data. NVIDIA H200, PCIe Gen5 x16, 2026-11-29, rows of 576 B;
-// SPARSE_ATTENTION_DESIGN.md, "On the GPU", has the sweep.
+// Measured choices, as data.
 #pragma once
 
 #include <cstdint>
 
 namespace sparse_kvcm {
 
-// How many host rows fetch keeps in flight. More hide the link's latency, but the wider a stretch
-// of host memory they lie in, the more address translations they need at once.
+// How many host rows fetch keeps in flight: more hide the link's latency, but the wider a stretch of
+// host memory they lie in, the more address translations they need at once.
 struct FetchTuning {
   std::int32_t max_row_bytes = 0;  // of a unit's host row, padding left out
   std::int32_t in_flight = 0;      // a multiple of 8
 };
 
+// By rising max_row_bytes; the last has no bound.
 inline constexpr FetchTuning kFetchTuning[] = {
-    {1'280, 448},
-    {1 << 30, 320},
+#include "cuda/fetch_tuning.inc"
 };
 
 constexpr std::int32_t rows_in_flight(std::int32_t row_bytes) {
   const FetchTuning* tuning = kFetchTuning;
-  while (row_bytes > tuning->max_row_bytes) ++tuning;  // the last has no bound
+  while (row_bytes > tuning->max_row_bytes) ++tuning;
   return tuning->in_flight;
 }
 

@@ -30,8 +30,8 @@ class StockDriver:
     def add(self, prompt, max_new_tokens):
         row = self._free_row()
         cache = DynamicCache(config=self.model.config)
-        mask = torch.ones(1, len(prompt), dtype=torch.long)
-        logits = self._forward(torch.tensor([prompt]), mask, cache)
+        ids = self._tensor([prompt])
+        logits = self._forward(ids, torch.ones_like(ids), cache)
         request = StockRequest(self._layers(cache, 0, 0), len(prompt), max_new_tokens, row)
         self.requests.append(request)
         self._note(request, logits[0])
@@ -51,17 +51,20 @@ class StockDriver:
         if not active:
             return {}
         longest = max(request.length for request in active)
-        padding = torch.tensor([longest - request.length for request in active])
+        padding = self._tensor([longest - request.length for request in active])
         cache = DynamicCache(config=self.model.config)
         for index, layer in enumerate(cache.layers):
             self._fill(layer, [r.layers[index] for r in active], padding.tolist())
-        mask = (torch.arange(longest + 1) >= padding[:, None]).long()
-        ids = torch.tensor([[request.tokens[-1]] for request in active])
+        mask = (torch.arange(longest + 1, device=padding.device) >= padding[:, None]).long()
+        ids = self._tensor([[request.tokens[-1]] for request in active])
         logits = self._forward(ids, mask, cache)
         for i, request in enumerate(active):
             request.layers = self._layers(cache, i, int(padding[i]))
             request.length += 1
         return {request: self._note(request, logits[i]) for i, request in enumerate(active)}
+
+    def _tensor(self, values):
+        return torch.tensor(values, device=self.model.device)
 
     def _forward(self, ids, mask, cache):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]

@@ -30,8 +30,8 @@ def last_line(capsys):
     return capsys.readouterr().out.rstrip().splitlines()[-1]
 
 
-def test_demo_ends_with_identical_tokens(demo, capsys):
-    assert demo.main(["--new-tokens", "12"]) == 0
+def test_demo_ends_with_identical_tokens(demo, device, capsys):
+    assert demo.main(["--new-tokens", "12", "--device", device]) == 0
     assert last_line(capsys) == "tokens identical: 2 requests x 12 tokens"
 
 
@@ -50,6 +50,20 @@ def test_demo_refuses_to_decode_nothing(demo, capsys, number):
         demo.main(["--new-tokens", number])
     assert end.value.code == 2
     assert f"error: --new-tokens must be >= 1, got {number}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("tpu7", "error: --device must be cpu, cuda or cuda:<index>, got tpu7"),
+        ("cuda:99", "error: --device cuda:99 is not there: "),
+    ],
+)
+def test_demo_refuses_a_device_that_is_not_there(demo, capsys, device, message):
+    with pytest.raises(SystemExit) as end:
+        demo.main(["--device", device])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_demo_refuses_histories_that_fit_their_leases(demo, capsys, monkeypatch):

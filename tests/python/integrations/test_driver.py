@@ -16,13 +16,13 @@ from stock_driver import StockDriver
 MAX_ROWS = 3
 
 
-@pytest.fixture(scope="module")
-def stock():
+@pytest.fixture
+def stock(device):
     return build("eager")
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture
+def model(device):
     return build("sparse_kvcm")
 
 
@@ -109,7 +109,7 @@ def suspend_and_resume(driver):
 
 @pytest.mark.parametrize("program", [come_and_go, suspend_and_resume])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_logits_bit_equal_while_requests_come_and_go(program, dtype):
+def test_logits_bit_equal_while_requests_come_and_go(device, program, dtype):
     check(program, build("eager", dtype), build("sparse_kvcm", dtype))
 
 
@@ -128,7 +128,7 @@ def test_compact_form_gives_the_same_tokens(stock, model, program):
     check(program, stock, model, exact=False, form="compact")
 
 
-def test_logits_bit_equal_for_deepseek_v32():
+def test_logits_bit_equal_for_deepseek_v32(device):
     check(come_and_go, build_deepseek("eager"), build_deepseek("sparse_kvcm"))
 
 

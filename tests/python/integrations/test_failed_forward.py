@@ -167,14 +167,19 @@ def drive(driver, steps, faults=lambda step: None):
     return [request.tokens for request in requests]
 
 
-@functools.cache
 def stock_drive():
-    oracle = StockDriver(build("eager"), 2)
+    return _stock_drive(build("eager"))
+
+
+@functools.cache
+def _stock_drive(model):
+    oracle = StockDriver(model, 2)
     return drive(oracle, 20), oracle.logits
 
 
 @pytest.mark.parametrize("path", STARTED + UNDER_WAY + COMPUTED)
-def test_driver_goes_on_after_failed_steps(model, path):
+def test_driver_goes_on_after_failed_steps(device, path):
+    model = build("sparse_kvcm")
     recorder = Recorder()
     driver = StepDriver(
         model, max_rows=2, max_length=128, cached_slots=32, tokens_per_block=8, sample=recorder

@@ -27,8 +27,8 @@ NEW_TOKENS = 40
 PAIR = (150, 97)  # prompts of two requests
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture
+def model(device):
     return build("sparse_kvcm")
 
 
@@ -54,7 +54,7 @@ def exceeds_its_lease(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [[150, 150], [150, 97], [150, 60, 91]], ids=str)
-def test_logits_bit_equal_for_equal_and_padded_prompts(lengths, dtype):
+def test_logits_bit_equal_for_equal_and_padded_prompts(device, lengths, dtype):
     cache = check(build("sparse_kvcm", dtype), lengths)
     assert all(map(exceeds_its_lease, cache.requests))
     for statistics in cache.statistics():
@@ -63,7 +63,7 @@ def test_logits_bit_equal_for_equal_and_padded_prompts(lengths, dtype):
         assert statistics.device_bytes < statistics.history_bytes
 
 
-def test_logits_bit_equal_for_deepseek_v32():
+def test_logits_bit_equal_for_deepseek_v32(device):
     check(build_deepseek("sparse_kvcm"), [150, 97], make=build_deepseek)
 
 
@@ -165,7 +165,7 @@ class EachStep(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         self.call(self.step)
         self.step += 1
-        return torch.zeros(len(input_ids), dtype=torch.bool)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def between_steps(call):

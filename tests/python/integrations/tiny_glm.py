@@ -6,6 +6,7 @@ import it before anything else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 
@@ -19,6 +20,20 @@ transformers = pytest.importorskip(
 from sparse_kvcm.integrations.transformers import OffloadedCache, greedy  # noqa: E402
 
 torch.set_num_threads(1)  # more threads only wait for each other at this size
+
+_device = "cpu"
+
+
+@contextlib.contextmanager
+def on_device(device):
+    """Where `build` puts its models from here on."""
+    global _device
+    before, _device = _device, device
+    try:
+        yield
+    finally:
+        _device = before
+
 
 TOP_K = 16
 VOCABULARY = 512
@@ -53,24 +68,33 @@ SMALL = {
 }
 
 
-@functools.cache
 def build(implementation, dtype=torch.float32):
     """A random GLM-5: two selection groups, with two followers and with one."""
-    kinds = ["full", "shared", "shared", "full", "shared"]
-    config = transformers.GlmMoeDsaConfig(num_hidden_layers=5, indexer_types=kinds, **SMALL)
-    return _model(transformers.GlmMoeDsaForCausalLM, config, implementation, dtype)
+    return _build_glm(implementation, dtype, _device)
+
+
+def build_deepseek(implementation, dtype=torch.float32):
+    """A random DeepSeek-V3.2: each layer is a selection group."""
+    return _build_deepseek(implementation, dtype, _device)
 
 
 @functools.cache
-def build_deepseek(implementation, dtype=torch.float32):
-    """A random DeepSeek-V3.2: each layer is a selection group."""
+def _build_glm(implementation, dtype, device):
+    kinds = ["full", "shared", "shared", "full", "shared"]
+    config = transformers.GlmMoeDsaConfig(num_hidden_layers=5, indexer_types=kinds, **SMALL)
+    return _model(transformers.GlmMoeDsaForCausalLM, config, implementation, dtype, device)
+
+
+@functools.cache
+def _build_deepseek(implementation, dtype, device):
     config = transformers.DeepseekV32Config(num_hidden_layers=3, **SMALL)
-    return _model(transformers.DeepseekV32ForCausalLM, config, implementation, dtype)
+    return _model(transformers.DeepseekV32ForCausalLM, config, implementation, dtype, device)
 
 
-def _model(kind, config, implementation, dtype):
+def _model(kind, config, implementation, dtype, device):
     torch.manual_seed(0)
-    return kind._from_config(config, attn_implementation=implementation).eval().to(dtype)
+    model = kind._from_config(config, attn_implementation=implementation)
+    return model.eval().to(device, dtype)
 
 
 def cache_argument(model):
@@ -89,33 +113,39 @@ def prompts(lengths, seed=1):
 
 
 def generate(model, ids, mask, new_tokens, cache=None, **options):
-    """Greedy tokens [b, new] and logits [new, b, vocabulary]."""
+    """Greedy tokens [b, new] and logits [new, b, vocabulary], on the CPU."""
     if cache is not None:
         options[cache_argument(model)] = cache
     with torch.no_grad():
         output = model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=new_tokens,
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,
             **options,
         )
-    return output.sequences[:, ids.shape[1] :], torch.stack(output.logits)
+    return output.sequences[:, ids.shape[1] :].cpu(), torch.stack(output.logits).cpu()
+
+
+def stock_result(lengths, new_tokens, dtype=torch.float32, make=build, seed=1, **options):
+    """What `generate` gives for `prompts(lengths, seed)` with the stock cache."""
+    return _stock_result(make("eager", dtype), lengths, new_tokens, seed, **options)
 
 
 @functools.cache
-def stock_result(lengths, new_tokens, dtype=torch.float32, make=build, seed=1, **options):
-    """What `generate` gives for `prompts(lengths, seed)` with the stock cache."""
-    return generate(make("eager", dtype), *prompts(lengths, seed), new_tokens, **options)
+def _stock_result(model, lengths, new_tokens, seed, **options):
+    return generate(model, *prompts(lengths, seed), new_tokens, **options)
 
 
 def forward(model, ids, mask, cache, **options):
-    """One forward with a cache; the logits of the last position."""
+    """One forward with a cache; the logits of the last position, on the CPU."""
     options[cache_argument(model)] = cache
     with torch.no_grad():
-        return model(input_ids=ids, attention_mask=mask, use_cache=True, **options).logits[:, -1]
+        ids, mask = ids.to(model.device), mask.to(model.device)
+        output = model(input_ids=ids, attention_mask=mask, use_cache=True, **options)
+        return output.logits[:, -1].cpu()
 
 
 def offloaded(model, *, rows=2, max_length=512, cached_slots=32, page=8, **options):
