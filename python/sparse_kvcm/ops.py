@@ -58,7 +58,8 @@ class ResolveOutputs:
         `ErrorBits`, ORed.
     cursor : ndarray, uint32 or int32, shape (2,), optional
         Scratch of fetch: zero before and after it, and of one launch at a time. A GPU shares the
-        work out by it; without it fetch copies the same, more slowly where misses lie far apart.
+        work out by it, and leaves misses out if it was not zero; without it fetch copies the same,
+        more slowly where misses lie far apart.
     """
 
     slots: Any
@@ -135,7 +136,8 @@ def resolve(
     step : ndarray, uint32 or int32, shape (2,)
         The clock, which grows by one per step, and 1 while a step is open.
     entries : ndarray, uint32 or int32, shape (num_slots,)
-        One packed word per slot, updated. 0xFFFFFFFF is empty.
+        One packed word per slot, updated. 0xFFFFFFFF is empty. Those of a lease hold distinct
+        ordinals, as resolve leaves them.
     last : ndarray, uint32 or int32, shape (num_leases,)
         Clock of each lease's last resolve, updated.
     out : ResolveOutputs
@@ -206,7 +208,7 @@ def fetch(
     Parameters
     ----------
     out : ResolveOutputs
-        As resolve wrote it. Its ``errors`` are ORed.
+        As resolve wrote it. Its ``errors`` are ORed; its ``cursor`` must be zero and is so after.
     rows : ndarray, int32, shape (b,)
         As given to resolve.
     row_states : ndarray, int32, shape (num_rows, 8)

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -42,8 +41,8 @@ TEST_F(ChunkedRegistrationTest, ChunksCoverTheRangeOnceAndGoInReverseOrder) {
     {
       ChunkedRegistration registration(base(), bytes, 10, registrar());
       EXPECT_TRUE(added_.empty());
-      registration.advance(bytes);
-      registration.advance(bytes);
+      registration.add_all();
+      registration.add_all();
       std::size_t end = 0;
       for (const auto& [offset, size] : added_) {
         EXPECT_EQ(static_cast<std::size_t>(offset), end);
@@ -62,14 +61,23 @@ TEST_F(ChunkedRegistrationTest, ChunksCoverTheRangeOnceAndGoInReverseOrder) {
   }
 }
 
-TEST_F(ChunkedRegistrationTest, AChunkIsRegisteredWhenAllOfItIsReady) {
+TEST_F(ChunkedRegistrationTest, EachChunkIsReportedOnceItIsRegistered) {
+  std::vector<std::pair<std::size_t, std::size_t>> reports;  // bytes, chunks so far
   ChunkedRegistration registration(base(), 25, 10, registrar());
-  const std::map<std::size_t, std::size_t> chunks{{0, 0},  {9, 0},  {10, 1}, {19, 1},
-                                                  {20, 2}, {24, 2}, {25, 3}};
-  for (const auto& [ready, count] : chunks) {
-    registration.advance(ready);
-    EXPECT_EQ(added_.size(), count) << ready;
-  }
+  registration.add_all([&](std::size_t bytes) { reports.emplace_back(bytes, added_.size()); });
+  EXPECT_EQ(reports, (std::vector<std::pair<std::size_t, std::size_t>>{{10, 1}, {20, 2}, {25, 3}}));
+}
+
+TEST_F(ChunkedRegistrationTest, AReportThatThrowsUnregistersAll) {
+  EXPECT_THROW(
+      {
+        ChunkedRegistration registration(base(), 25, 10, registrar());
+        registration.add_all([](std::size_t bytes) {
+          if (bytes == 20) throw std::runtime_error("enough");
+        });
+      },
+      std::runtime_error);
+  EXPECT_EQ(removed_, (std::vector<std::ptrdiff_t>{10, 0}));
 }
 
 TEST_F(ChunkedRegistrationTest, AFailedChunkUnregistersTheEarlierOnesAndNoOther) {
@@ -80,7 +88,7 @@ TEST_F(ChunkedRegistrationTest, AFailedChunkUnregistersTheEarlierOnesAndNoOther)
     EXPECT_THROW(
         {
           ChunkedRegistration registration(base(), 100, 10, registrar());
-          registration.advance(100);
+          registration.add_all();
         },
         std::runtime_error);
     ASSERT_EQ(added_.size(), static_cast<std::size_t>(refused) / 10);

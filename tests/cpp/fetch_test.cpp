@@ -20,8 +20,8 @@ struct FetchInput {
   std::int32_t k = 1;
   std::vector<std::int32_t> page_table;
   std::int64_t max_pages = 1;
-  std::vector<StepState> step;                 // none or one
-  std::vector<std::uint32_t> cursor = {0, 0};  // or none
+  std::vector<StepState> step;      // none or one
+  std::uint32_t* cursor = nullptr;  // of the device
 };
 
 struct FetchErrors {
@@ -40,7 +40,6 @@ FetchErrors fetch_on(Device device, const FetchInput& input, const ops::GroupMem
   const DeviceArray<std::uint32_t> errors(device, input.rows.size(), kErrorStale);
   const DeviceArray<std::uint32_t> row_errors(device, input.row_states.size(), kErrorUncovered);
   const DeviceArray<std::uint32_t> batch_error(device, 1, 1u << 7);
-  const DeviceArray cursor(device, input.cursor);
   ops::FetchParams params;
   params.launch = {rows.data(), static_cast<std::int32_t>(input.rows.size()), row_states.data(),
                    static_cast<std::int32_t>(input.row_states.size())};
@@ -53,9 +52,8 @@ FetchErrors fetch_on(Device device, const FetchInput& input, const ops::GroupMem
   params.max_pages = input.max_pages;
   params.memory = memory;
   params.errors = {errors.data(), row_errors.data(), batch_error.data()};
-  params.cursor = input.cursor.empty() ? nullptr : cursor.data();
+  params.cursor = input.cursor;
   ops::fetch(device, params, 0);
-  EXPECT_EQ(cursor.download(), input.cursor);
   return {errors.download(), row_errors.download(), batch_error.download()};
 }
 
@@ -84,7 +82,9 @@ class FetchTest : public DeviceTest {
     return std::int64_t{input_.page_table[cell]} * group.units_per_page() +
            o % group.units_per_page();
   }
-  static std::int64_t unit(std::int32_t r, std::int32_t o) { return r * 1'000'000 + o; }
+  static std::int64_t unit(std::int32_t r, std::int32_t o) {
+    return std::int64_t{r} * 1'000'000 + o;
+  }
 
   // One launch position's misses. Cells past them are poison.
   void launch(std::int32_t row, std::vector<std::int32_t> ordinals,
@@ -131,13 +131,14 @@ class FetchTest : public DeviceTest {
 SPARSE_KVCM_ON_EVERY_DEVICE(FetchTest);
 
 TEST_P(FetchTest, EveryByteOfEveryMissArrivesAndNoOtherByteMoves) {
+  const DeviceArray<std::uint32_t> cursor(device(), 2, 0);
   for (const UnitLayout& layout : all_layouts()) {
     for (const std::int32_t page : all_page_sizes()) {
       const GroupShape shape{layout, random_.in(1, 4), page, 3 * page + 40, kRows * kPages + 1};
       SCOPED_TRACE(describe(shape));
       TestGroup group(device(), shape);
       input_ = {};
-      if (random_.one_in(2)) input_.cursor.clear();
+      if (random_.one_in(2)) input_.cursor = cursor.data();
       input_.k = 10;
       seat(group, kPages * page);
       std::vector<std::int32_t> free_slots(static_cast<std::size_t>(shape.num_slots));
@@ -262,36 +263,38 @@ TEST_P(FetchTest, ClosedStepGivesStaleAndCopiesNothing) {
   }
 }
 
-// More rows than a pass numbers, and several units for each warp of the longest launch.
-TEST_P(FetchTest, LongListOfManyRowsArrivesWithAndWithoutACursor) {
-  constexpr std::int32_t kManyRows = 4'500;
-  for (const bool shares : {true, false}) {
-    SCOPED_TRACE(shares ? "with a cursor" : "without");
+// Lists that a GPU's warps walk more than once, of fewer and of more rows than it numbers at a time,
+// one after the other with one cursor, and without.
+TEST_P(FetchTest, LongListsArriveOneAfterTheOtherWithOneCursor) {
+  const DeviceArray<std::uint32_t> cursor(device(), 2, 0);
+  for (const std::int32_t rows : {300, 2'048, 301, 4'500, 4'501}) {
+    SCOPED_TRACE(rows);
     TestGroup group(device(), {.layout = UnitLayout({16}),
                                .num_members = 1,
                                .units_per_page = 4,
-                               .num_slots = 4 * kManyRows,
-                               .num_host_pages = kManyRows});
+                               .num_slots = 4 * rows,
+                               .num_host_pages = rows});
     input_ = {};
-    if (!shares) input_.cursor.clear();
+    input_.cursor = rows == 4'500 ? nullptr : cursor.data();
     input_.k = 4;
-    for (std::int32_t r = 0; r < kManyRows; ++r) {
+    for (std::int32_t r = 0; r < rows; ++r) {
       input_.row_states.push_back({.lease_id = r, .watermark = 4});
-      input_.page_table.push_back(kManyRows - 1 - r);
-      for (std::int32_t o = 0; o < 4; ++o) group.tag_host(4 * (kManyRows - 1 - r) + o, unit(r, o));
+      input_.page_table.push_back(rows - 1 - r);
+      for (std::int32_t o = 0; o < 4; ++o) group.tag_host(4 * (rows - 1 - r) + o, unit(r, o));
       const std::vector<std::int32_t> ordinals{0, 1, 2, 3};
       launch(r, {ordinals.begin(), ordinals.begin() + r % 5},
              {4 * r, 4 * r + 2, 4 * r + 1, 4 * r + 3});
     }
     group.upload();
-    for (std::int32_t r = 0; r < kManyRows; ++r) {
+    for (std::int32_t r = 0; r < rows; ++r) {
       for (std::int32_t m = 0; m < r % 5; ++m) {
         group.tag_arena(input_.miss_slots[static_cast<std::size_t>(4 * r + m)], unit(r, m));
       }
     }
     const FetchErrors errors = fetch_on(device(), input_, group.memory());
     ASSERT_NO_FATAL_FAILURE(group.expect_as_modelled());
-    EXPECT_EQ(errors.errors, std::vector<std::uint32_t>(kManyRows, kErrorStale));
+    EXPECT_EQ(errors.errors, std::vector<std::uint32_t>(input_.rows.size(), kErrorStale));
+    EXPECT_EQ(cursor.download(), std::vector<std::uint32_t>(2, 0));
   }
 }
 

@@ -1,6 +1,9 @@
 #include "core/host_mapping.hpp"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -192,6 +195,30 @@ TEST(HostMappingTest, AsksForHugePagesUnlessTheEnvironmentOptsOut) {
   }
 }
 
+// --- fork ---
+
+TEST(HostMappingTest, KeptFromChildrenIsNotCopiedOnForkAndNotUnmappedThere) {
+  auto mapping = std::make_unique<HostMapping>(kHugePage);
+  EXPECT_EQ(vm_flags(mapping->data()).find(" dc "), std::string::npos);
+  mapping->keep_from_children();
+  EXPECT_NE(vm_flags(mapping->data()).find(" dc "), std::string::npos);
+  std::byte* const data = mapping->data();
+  const pid_t child = fork();
+  if (child == 0) {  // puts something else at the address, then destroys the mapping
+    const void* const other = mmap(data, kHugePage, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (other != data) _exit(2);
+    mapping.reset();
+    *data = std::byte{1};  // ends the child by a signal if it is gone
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  *data = std::byte{1};  // still the parent's
+}
+
 TEST(HostMappingTest, WarnsOfAnEnvironmentThatItDoesNotUnderstand) {
   const Environment environment("off");
   const HostMapping mapping(1);
@@ -226,6 +253,8 @@ TEST(HostMappingTest, FindsItsPagesOnTheNodeThatItPrefers) {
 // --- limits ---
 
 TEST(HostMappingTest, RefusesWhatTheMachineDoesNotHaveBeforeItMapsAnything) {
+  EXPECT_NE(error_of(std::size_t{1} << 50),
+            "");  // whatever the first call maps for itself is there
   const std::size_t before = mapped_bytes();
   const std::string text = error_of(std::size_t{1} << 50);
   EXPECT_NE(text.find(" 1125899906842624 B are wanted"), std::string::npos) << text;

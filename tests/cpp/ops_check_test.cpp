@@ -162,6 +162,8 @@ TEST_F(GroupCheckTest, FetchNamesEachBadArgument) {
   using Params = ops::FetchParams;
   EXPECT_EQ(after([](Params&) {}), "accepted");
   EXPECT_EQ(after([](Params& p) { p.launch.b = -1; }), "[fetch] launch.b must be >= 0, got -1");
+  EXPECT_EQ(after([](Params& p) { p.launch.b = p.k = 46'341; }),
+            "[fetch] launch.b * k must be in [0, 2147483647], got 2147488281");
   EXPECT_EQ(after([](Params& p) { p.k = 0; }), "[fetch] k must be >= 1, got 0");
   EXPECT_EQ(after([](Params& p) { p.miss_ordinals = nullptr; }),
             "[fetch] miss_ordinals must point to 16 elements, got null");

@@ -135,5 +135,39 @@ TEST_P(ResolveCollisionTest, FullLeaseEvictsTheLongestUnusedInSlotOrder) {
   }
 }
 
+// The last histories that a GPU's direct table and bitmap cover, and the first that they do not.
+TEST_P(ResolveCollisionTest, HistoriesAtTheLimitsOfEachIndexGiveTheSlotsOfTheOracle) {
+  constexpr std::int32_t kK = 64;
+  for (const std::int32_t limit : {256, 32'768, 70'000}) {
+    for (const std::int32_t history : {limit - 1, limit, limit + 1}) {
+      for (const std::int32_t threads : {256, 512}) {
+        SCOPED_TRACE(::testing::Message() << "history " << history << ", max_units " << limit
+                                          << ", threads " << threads);
+        ResolveInput input = seat(kK, 2 * kK, history);
+        input.max_units = limit;
+        for (const Selection& selection :
+             {strided(history - kK, 1, kK), strided(0, 3, kK), strided(history - 3 * kK, 3, kK),
+              strided(history - kK, 1, kK)}) {
+          step(input, selection, threads);
+          ASSERT_FALSE(HasFailure());
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ResolveCollisionTest, HitInTheLastSlotOfTheLargestLeasesKeepsIt) {
+  for (const std::int32_t cached_slots : {65'533, 65'534, 65'535}) {
+    for (const std::int32_t threads : {256, 512}) {
+      SCOPED_TRACE(::testing::Message() << cached_slots << " slots, threads " << threads);
+      ResolveInput input = seat(4, cached_slots, 32'000);
+      const std::int32_t last = input.row_states[0].base + cached_slots - 1;
+      input.entries[static_cast<std::size_t>(last)] = pack_entry(199, true, 31'999);
+      EXPECT_EQ(step(input, {31'999, 5, -1, 31'999}, threads).slots,
+                (Selection{last, input.row_states[0].base, -1, last}));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sparse_kvcm::testing

@@ -59,7 +59,7 @@ struct ResolveOutputs {
   std::int32_t* miss_counts = nullptr;
   std::int32_t* hit_counts = nullptr;
   std::uint32_t* errors = nullptr;
-  std::uint32_t* cursor = nullptr;  // [2], as in ops::FetchParams; may be left out
+  std::uint32_t* cursor = nullptr;  // [2], as in ops::FetchParams; of its own misses only
 };
 
 // What a closed step reported of one row in one group.

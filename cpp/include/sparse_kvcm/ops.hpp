@@ -4,7 +4,9 @@
 // Every pointer is device memory of `device` unless its comment says "host array" (host memory that
 // is read before the call returns). Work is ordered on `stream`; the call returns before a GPU has
 // done it, so keep all memory alive until then. No function synchronises or allocates device
-// memory, and all but `move_units` and `reset_leases` may be captured in a CUDA graph.
+// memory, and all but `move_units` and `reset_leases` may be captured in a CUDA graph. From Hopper on
+// resolve and fetch are programmatic dependent launches: they wait for all work before them on the
+// stream before they touch memory, and a kernel behind them that is launched so may begin early.
 //
 // Host-side arguments that are out of range throw InvalidArgument before anything is launched.
 // What only the device can see (an ordinal, a row) goes to error words: RowError and BatchError.
@@ -21,7 +23,8 @@
 namespace sparse_kvcm::ops {
 
 // The rows of one launch. `rows` maps launch order to seats; outputs follow launch order.
-// -1 is graph padding. A seat may occur once per launch.
+// -1 is graph padding. A seat may occur once per launch: if it occurs twice, what that row alone
+// gives and holds is undefined.
 struct LaunchRows {
   const std::int32_t* rows = nullptr;    // [b]
   std::int32_t b = 0;                    // >= 0; 0 is a no-op
@@ -123,14 +126,14 @@ struct FetchParams {
   const std::int32_t* miss_ordinals = nullptr;  // [b, k]
   const std::int32_t* miss_slots = nullptr;     // [b, k]
   const std::int32_t* miss_counts = nullptr;    // [b], clamped to [0, k]
-  std::int32_t k = 0;
-  const std::int32_t* page_table = nullptr;  // [num_rows, max_pages] host page ids, -1 = none
+  std::int32_t k = 0;                           // b * k < 2^31
+  const std::int32_t* page_table = nullptr;     // [num_rows, max_pages] host page ids, -1 = none
   std::int64_t max_pages = 0;
   GroupMemory memory;
   LaunchErrors errors;  // errors[i] is ORed
   // [2] words of scratch: zero before, zero after, and of one launch at a time. A GPU shares the work
-  // out by them; without (nullptr) it copies the same, up to 1.5 times as slowly where misses lie far
-  // apart.
+  // out by them, and leaves misses out if they are not zero before. Without (nullptr) it copies the
+  // same, up to 1.4 times as slowly where misses lie far apart.
   std::uint32_t* cursor = nullptr;
 };
 

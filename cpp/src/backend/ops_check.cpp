@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMaxMisses = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kAccessBytes = 4;  // the narrowest access that copies make
 
 // The checks of one operation; `function` goes into its messages.
@@ -155,6 +156,7 @@ void check(const ops::FetchParams& params) {
   const std::int64_t b = params.launch.b;
   check.launch(params.launch);
   check.at_least("k", params.k, 1);
+  check.in_range("launch.b * k", b * params.k, 0, kMaxMisses);
   check.array("miss_ordinals", params.miss_ordinals, b * params.k);
   check.array("miss_slots", params.miss_slots, b * params.k);
   check.array("miss_counts", params.miss_counts, b);

@@ -26,12 +26,12 @@ ChunkedRegistration::~ChunkedRegistration() {
   }
 }
 
-void ChunkedRegistration::advance(std::size_t ready) {
+void ChunkedRegistration::add_all(const std::function<void(std::size_t)>& registered) {
   while (registered_ < bytes_) {
     const std::size_t size = std::min(chunk_bytes_, bytes_ - registered_);
-    if (registered_ + size > ready) return;
     registrar_.add(data_ + registered_, size);
     registered_ += size;
+    if (registered) registered(registered_);
   }
 }
 

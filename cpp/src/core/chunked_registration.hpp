@@ -1,5 +1,5 @@
-// Registers a range of memory with a driver in chunks, as it becomes ready. One registration of
-// hundreds of GiB would hold the driver's locks for minutes, and some kernels limit its size.
+// Registers a range of memory with a driver in chunks. One registration of hundreds of GiB would hold
+// the driver's locks for minutes, and some kernels limit its size.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,9 @@ class ChunkedRegistration {
   ChunkedRegistration(const ChunkedRegistration&) = delete;
   ChunkedRegistration& operator=(const ChunkedRegistration&) = delete;
 
-  // Registers each chunk that lies within the first `ready` bytes and is not yet registered.
-  // Throws what `add` throws; chunks before that one stay registered.
-  void advance(std::size_t ready);
+  // Registers the range, once, and calls registered(bytes from the start) after each chunk. Throws
+  // what `add` and `registered` throw; chunks before that stay registered until this goes.
+  void add_all(const std::function<void(std::size_t)>& registered = {});
 
  private:
   std::byte* data_;

@@ -25,6 +25,7 @@ namespace {
 constexpr const char* kFunction = "allocate_pinned";
 constexpr std::size_t kPiece = std::size_t{64} << 20;  // touched at a time by one thread
 constexpr std::size_t kMaxThreads = 32;
+constexpr std::size_t kCoresPerThread = 2;  // more threads wait for the address space's lock
 
 std::string error_text(int error) { return std::generic_category().message(error); }
 
@@ -129,8 +130,9 @@ class Workers {
  private:
   // Where the system gives fewer threads than wanted, the fill is slower, no more.
   void start() {
-    const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    const std::size_t wanted = std::min({fill_.num_pieces(), cores, kMaxThreads});
+    const std::size_t cores = std::thread::hardware_concurrency();
+    const std::size_t useful = std::clamp(cores / kCoresPerThread, std::size_t{1}, kMaxThreads);
+    const std::size_t wanted = std::min(fill_.num_pieces(), useful);
     bool started = true;
     while (started && threads_.size() < wanted) started = start_one();
   }
@@ -172,7 +174,16 @@ HostMapping::HostMapping(std::size_t bytes, int numa_node) : bytes_(bytes), numa
   }
 }
 
-HostMapping::~HostMapping() { unmap(data_, bytes_); }
+HostMapping::~HostMapping() {
+  if (owner_ == 0 || owner_ == getpid()) unmap(data_, bytes_);
+}
+
+// Where the kernel does not know the advice, a fork costs memory, no more.
+void HostMapping::keep_from_children() {
+  if (bytes_ == 0) return;
+  owner_ = getpid();
+  static_cast<void>(madvise(data_, bytes_, MADV_DONTFORK));
+}
 
 void HostMapping::fill(const FillProgress& progress) {
   if (bytes_ == 0) return;

@@ -32,6 +32,10 @@ class HostMapping {
   // Throws HostMemoryError, or what `progress` throws, when the threads have ended.
   void fill(const FillProgress& progress);
 
+  // Children of a fork get nothing of it, and leave it alone. For pinned memory: a child's copy would
+  // take the whole size again, at once.
+  void keep_from_children();
+
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   // What did not go as wished so far, a sentence each.
@@ -45,6 +49,7 @@ class HostMapping {
   int numa_node_;
   int node_error_ = 0;  // of the preference, which only matters if the pages are elsewhere
   std::byte* data_ = nullptr;
+  int owner_ = 0;  // the process that has it, if it is kept from children
   std::vector<std::string> warnings_;
 };
 

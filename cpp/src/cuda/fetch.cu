@@ -5,14 +5,13 @@
 // takes every n-th, and fast warps run ahead of slow ones, so that more memory is in use at a time.
 //
 // Each block numbers the list for itself, kRowsAtOnce rows at a time.
-#include <algorithm>
-
 #include "cuda/copy_group.hpp"
 #include "cuda/device/block_scan.cuh"
+#include "cuda/device/overlap.cuh"
 #include "cuda/device/seat.cuh"
 #include "cuda/device/unit_copy.cuh"
-#include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/launch.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -137,25 +136,25 @@ __device__ Copy find_copy(const FetchLaunch& p, std::int64_t i, std::int64_t m) 
 // Gives a warp its items: the first by the warp's number, then the next that no warp has taken.
 class Dealer {
  public:
-  __device__ explicit Dealer(std::uint32_t* cursor) : cursor_(cursor) {}
+  __device__ explicit Dealer(std::uint32_t* cursor) : cursor_(cursor), shares_(cursor != nullptr) {}
 
-  // Nobody takes a second item of a list of `size`. All blocks say so, or none does.
-  __device__ void expect_all(std::uint32_t size) {
-    if (size <= num_warps()) cursor_ = nullptr;
-  }
+  // The list has `size` items: where that is no more than one for each warp, nobody asks for another.
+  __device__ void expect(std::uint32_t size) { shares_ = cursor_ != nullptr && size > num_warps(); }
   [[nodiscard]] __device__ static std::uint32_t first() {
     return threadIdx.x / kWarpSize * gridDim.x + blockIdx.x;
   }
   [[nodiscard]] __device__ std::uint32_t after(std::uint32_t item) const {
-    if (cursor_ == nullptr) return item + num_warps();
+    if (!shares_) return item + num_warps();
     std::uint32_t taken = 0;
     if (threadIdx.x % kWarpSize == 0) taken = atomicAdd(cursor_, 1u);
     return num_warps() + __shfl_sync(kFullWarp, taken, 0);
   }
-  // By the whole block, once all its warps are done: the last block leaves zeros.
+  // By the whole block, once all its warps are done: the last block leaves zeros, whatever the blocks
+  // made of the list.
   __device__ void finish() const {
     __syncthreads();
     if (cursor_ == nullptr || threadIdx.x != 0) return;
+    __threadfence();
     if (atomicAdd(cursor_ + 1, 1u) == gridDim.x - 1) cursor_[0] = cursor_[1] = 0;
   }
 
@@ -164,32 +163,63 @@ class Dealer {
     return gridDim.x * (kThreads / kWarpSize);
   }
   std::uint32_t* cursor_;
+  bool shares_;
+};
+
+// A warp's way through the list: the item that it has, and what that copies.
+class Walk {
+ public:
+  __device__ Walk(const FetchLaunch& p, const std::uint32_t* ends, const Dealer& dealer)
+      : p_(p), ends_(ends), dealer_(dealer), item_(Dealer::first()) {}
+
+  __device__ void enter(const ListPart& part) {
+    part_ = part;
+    row_ = 0;
+    look_up();
+  }
+  [[nodiscard]] __device__ bool is_in_part() const { return item_ < part_.end; }
+  [[nodiscard]] __device__ const Copy& copy() const { return copy_; }
+  __device__ void advance() {
+    item_ = dealer_.after(item_);
+    look_up();
+  }
+
+ private:
+  __device__ void look_up() {
+    copy_ = {};
+    if (!is_in_part()) return;
+    row_ = find_row(ends_, part_.rows, row_, item_);
+    const std::uint32_t begin = row_ == 0 ? part_.begin : ends_[row_ - 1];
+    copy_ = find_copy(p_, part_.first + row_, item_ - begin);
+  }
+
+  const FetchLaunch& p_;
+  const std::uint32_t* ends_;
+  const Dealer& dealer_;
+  std::uint32_t item_;
+  ListPart part_;
+  std::int32_t row_ = 0;  // within the part
+  Copy copy_;
 };
 
 __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__ FetchLaunch p) {
   __shared__ std::uint32_t ends[kRowsAtOnce];
   __shared__ std::uint32_t warp_totals[kWarpSize];
+  device::wait_for_earlier_work();
   Dealer dealer(p.cursor);
-  std::uint32_t item = Dealer::first();
+  Walk walk(p, ends, dealer);
   ListPart part;
   for (; part.first < p.launch.b; part.first += kRowsAtOnce, part.begin = part.end) {
     part.rows = min(p.launch.b - part.first, kRowsAtOnce);
     number_misses(p, part, ends, warp_totals);
-    if (part.rows == p.launch.b) dealer.expect_all(part.end);
-    std::int32_t j = 0;
-    const auto find = [&] {
-      if (item >= part.end) return Copy{};
-      j = find_row(ends, part.rows, j, item);
-      return find_copy(p, part.first + j, item - (j == 0 ? part.begin : ends[j - 1]));
-    };
-    for (Copy next = find(); item < part.end;) {
-      const Copy copy = next;
-      bool looked = false;
+    if (part.rows == p.launch.b) dealer.expect(part.end);
+    walk.enter(part);
+    while (walk.is_in_part()) {
+      const Copy copy = walk.copy();
+      bool knows_next = false;
       const auto look_ahead = [&] {
-        if (looked) return;
-        looked = true;
-        item = dealer.after(item);
-        next = find();
+        if (!knows_next) walk.advance();
+        knows_next = true;
       };
       if (copy.host_unit >= 0) {
         device::copy_unit<ops::MoveDirection::kHostToArena>(p.group, p.pieces, copy.host_unit,
@@ -221,8 +251,7 @@ void launch_fetch(const ops::FetchParams& params, std::int32_t in_flight, cudaSt
                 {}};
   p.group = make_copy_group(params.memory, p.pieces, 0);
   const auto blocks = static_cast<unsigned>(in_flight / (kThreads / kWarpSize));
-  fetch_kernel<<<blocks, kThreads, 0, stream>>>(p);
-  SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
+  launch_to_overlap(fetch_kernel, {blocks, kThreads}, stream, p);
 }
 
 }  // namespace sparse_kvcm

@@ -1,5 +1,5 @@
 // Pinned host memory that every GPU can read and write: a HostMapping, registered with the driver
-// in chunks while the memory behind them is still being touched.
+// in chunks once it has been touched.
 #pragma once
 
 #include <cstdint>

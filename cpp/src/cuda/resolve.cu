@@ -3,10 +3,10 @@
 // same.
 #include <algorithm>
 
-#include "core/row_state.hpp"
+#include "cuda/device/overlap.cuh"
 #include "cuda/device/resolve_row.cuh"
-#include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/resolve_plan.hpp"
 
 namespace sparse_kvcm {
@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(kThreads, kThreads == 256 ? 6 : 2)
                    const __grid_constant__ ResolvePlan plan) {
   extern __shared__ __align__(16) std::byte shared[];
   const std::int64_t i = blockIdx.x;
-  const device::SelectionPart<kThreads> selected(p.selection + i * p.selection_stride, p.k);
   const RowMemory memory(shared, p.k);
+  if (threadIdx.x >= device::kWarpSize) memory.clear<kThreads>(plan.shared_bytes);
+  device::wait_for_earlier_work();
+  const device::SelectionPart<kThreads> selected(p.selection + i * p.selection_stride, p.k);
   if (threadIdx.x == 0) {
     *memory.head = device::read_head(p, i);
     p.errors.errors[i] = 0;
-  } else if (threadIdx.x >= device::kWarpSize) {
-    memory.clear<kThreads>(plan.shared_bytes);
   }
   __syncthreads();
   const std::uint32_t refusal = memory.head->refusal;
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(kThreads, kThreads == 256 ? 6 : 2)
 
 template <int kThreads>
 void launch(const ops::ResolveParams& params, const ResolvePlan& plan, cudaStream_t stream) {
-  resolve_kernel<kThreads><<<static_cast<unsigned>(params.launch.b), kThreads,
-                             static_cast<std::size_t>(plan.shared_bytes), stream>>>(params, plan);
-  SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
+  launch_to_overlap(resolve_kernel<kThreads>,
+                    {static_cast<unsigned>(params.launch.b), kThreads, plan.shared_bytes}, stream,
+                    params, plan);
 }
 
 }  // namespace

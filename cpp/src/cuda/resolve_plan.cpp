@@ -96,6 +96,9 @@ ResolvePlan ResolvePlanner::plan(const ops::ResolveParams& params) {
 
 ResolvePlan ResolvePlanner::make(const ops::ResolveParams& params) const {
   const Machine machine = current_machine();
+  if (params.k > kMaxCachedSlots) {  // before anything is multiplied by it
+    fail_argument("resolve", "k must be at most ", kMaxCachedSlots, ", got ", params.k);
+  }
   std::optional<ResolvePlan> best;
   for (const std::int32_t threads : {512, 256}) {
     if (params.threads != 0 && params.threads != threads) continue;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <span>
 
 namespace sparse_kvcm {
 
@@ -16,6 +18,16 @@ struct FetchTuning {
 inline constexpr FetchTuning kFetchTuning[] = {
 #include "cuda/fetch_tuning.inc"
 };
+
+constexpr bool is_valid(std::span<const FetchTuning> table) {
+  std::int32_t below = 0;
+  for (const FetchTuning& row : table) {
+    if (row.max_row_bytes <= below || row.in_flight < 8 || row.in_flight % 8 != 0) return false;
+    below = row.max_row_bytes;
+  }
+  return below == std::numeric_limits<std::int32_t>::max();
+}
+static_assert(is_valid(kFetchTuning));
 
 constexpr std::int32_t rows_in_flight(std::int32_t row_bytes) {
   const FetchTuning* tuning = kFetchTuning;

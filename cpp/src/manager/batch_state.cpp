@@ -238,6 +238,7 @@ std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {
 
 ResolveOutputs BatchState::with_defaults(std::int32_t group, ResolveOutputs outputs) const {
   const ResolveOutputs& own = memory_.outputs[static_cast<std::size_t>(group)];
+  // A launch on misses of its own may run beside one on the Batch's, and a cursor serves one.
   if (outputs.miss_counts == nullptr && outputs.cursor == nullptr) outputs.cursor = own.cursor;
   if (outputs.slots == nullptr) outputs.slots = own.slots;
   if (outputs.write_slots == nullptr) outputs.write_slots = own.write_slots;

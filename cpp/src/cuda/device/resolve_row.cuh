@@ -43,7 +43,7 @@ __device__ inline void write_nothing(const ops::ResolveParams& p, std::int64_t i
 template <int kThreads, class Index, bool kOneTile>
 class RowResolver {
  public:
-  // REQUIRES: the head resolves, and shared memory is clear behind a barrier.
+  // REQUIRES: the head has no refusal, and shared memory is clear behind a barrier.
   __device__ RowResolver(const ops::ResolveParams& params, std::int64_t i, const RowMemory& memory,
                          const Index& index, const MissSet<kThreads>& misses,
                          const SelectionPart<kThreads>& selected)
@@ -68,17 +68,23 @@ class RowResolver {
   }
 
   __device__ void run() {
+    // By one thread for all: should the row be in the launch twice, the block still agrees.
+    if (threadIdx.x == 0) m_.head->last = p_.last[head_.lease_id];
     selected_.for_each_ahead([&](int, int j, std::int32_t o) { index_.insert(j, o); });
     selected_.for_each_later([&](int, int j, std::int32_t o) { index_.insert(j, o); });
     index_.finish(m_.index_totals);
+    if (head_.open == 0 || head_.last == head_.clock) {
+      write_nothing(p_, i_, kErrorStale);
+      return;
+    }
     const std::uint32_t hits = place_hits();
-    __syncthreads();
+    __syncthreads();  // the index has every slot found, the histogram every entry
     write_hits();
-    __syncthreads();
+    __syncthreads();  // the set has every miss
     const Key keys = index_.num_keys();
     const std::uint32_t below_in_warp =
         begin_block_scan(misses_.count(keys) | hits << 16, m_.miss_totals);
-    __syncthreads();
+    __syncthreads();  // every warp's total
     const BlockSums sums = end_block_scan<kThreads>(below_in_warp, m_.miss_totals);
     misses_.number_from(keys, sums.below & 0xFFFF);
     const std::uint32_t num_misses = sums.total & 0xFFFF;
@@ -93,9 +99,9 @@ class RowResolver {
       }
     }
     const std::uint32_t victims_below = count_victims(threshold);
-    __syncthreads();
+    __syncthreads();  // every warp's total
     choose_victims(threshold, victims_below);
-    __syncthreads();
+    __syncthreads();  // the misses are numbered, the victims listed, the other entries written
     write_misses();
     write_rest(num_misses, sums.total >> 16);
   }
@@ -105,6 +111,7 @@ class RowResolver {
   // how many of the thread's entries are selected.
   __device__ std::uint32_t place_hits() {
     std::uint32_t hits = 0;
+#pragma unroll 1
     for (int t = 0; t < num_tiles_; ++t) {
       if (!kOneTile) load_tile(t);
       find_buckets([&](int e, const Found& found, std::uint32_t bucket) {
@@ -147,6 +154,7 @@ class RowResolver {
   }
 
   __device__ void fill_young_buckets() {
+#pragma unroll 1
     for (int t = 0; t < num_tiles_; ++t) {
       rebucket_tile(t);
 #pragma unroll
@@ -162,6 +170,7 @@ class RowResolver {
   // Of the thread's entries: those above the threshold in the low half, those at it in the high.
   __device__ std::uint32_t count_victims(const Threshold& threshold) {
     std::uint32_t counts = 0;
+#pragma unroll 1
     for (int t = 0; t < num_tiles_; ++t) {
       rebucket_tile(t);
       counts += __popc(tile_.above(threshold.bucket)) | __popc(tile_.at(threshold.bucket)) << 16;
@@ -175,6 +184,7 @@ class RowResolver {
     int at_below = static_cast<int>(sums.below >> 16);
     const int at_count = static_cast<int>(threshold.count);
     int victim = static_cast<int>(sums.below & 0xFFFF) + min(at_below, at_count);
+#pragma unroll 1
     for (int t = 0; t < num_tiles_; ++t) {
       rebucket_tile(t);
       const std::uint32_t at = tile_.at(threshold.bucket);
@@ -183,7 +193,10 @@ class RowResolver {
 #pragma unroll 1
       for (; victims != 0; victims &= victims - 1) {
         const int e = __ffs(static_cast<int>(victims)) - 1;
-        m_.victim_slot[victim++] = static_cast<std::uint16_t>(first_ + t * kTile + e);
+        // More than k only where another block writes the same lease.
+        if (victim < p_.k) {
+          m_.victim_slot[victim++] = static_cast<std::uint16_t>(first_ + t * kTile + e);
+        }
       }
       tile_.restamp(head_.clock);
       tile_.store();

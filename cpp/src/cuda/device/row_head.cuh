@@ -10,7 +10,7 @@
 
 namespace sparse_kvcm::device {
 
-// A row that resolves nothing says why in its head.
+// A head says why its row resolves nothing.
 inline constexpr std::uint32_t kNothing = 1u << 31;  // padding, or nobody seated
 
 struct alignas(16) RowHead {
@@ -23,9 +23,10 @@ struct alignas(16) RowHead {
   std::int32_t window_first;  // window_begin mod window_slots
   std::int32_t committed;
   std::int32_t lease_id;
-  std::uint32_t last;
   std::uint32_t clock;
-  std::uint32_t refusal;  // kNothing, bits of RowError, or 0: the row resolves
+  std::uint32_t open;
+  std::uint32_t refusal;  // kNothing, bits of RowError, or 0
+  std::uint32_t last;     // later than the rest: see RowResolver::run
 
   // The slot of an ordinal in [window_begin, length).
   [[nodiscard]] __device__ std::int32_t window_slot(std::int32_t ordinal) const {
@@ -34,16 +35,19 @@ struct alignas(16) RowHead {
   }
 };
 
-// The head of launch position `i`.
+// The head of launch position `i`, but for `last`: one dependent load after the row's number.
 __device__ inline RowHead read_head(const ops::ResolveParams& p, std::int64_t i) {
   RowHead head{};
-  const std::int32_t row = find_seat(p.launch.rows[i], p.launch.row_states, p.launch.num_rows);
-  if (row < 0) {
-    if (row == kNoSeat) raise(p.errors.batch_error, kBatchErrorRow);
+  head.clock = p.step->clock;
+  head.open = p.step->open;
+  const std::int32_t row = p.launch.rows[i];
+  const bool exists = row >= 0 && row < p.launch.num_rows;
+  const RowState state = exists ? p.launch.row_states[row] : RowState{};
+  if (state.lease_id < 0) {  // as a new RowState has it
+    if (row != kPaddingRow) raise(p.errors.batch_error, kBatchErrorRow);
     head.refusal = kNothing;
     return head;
   }
-  const RowState state = p.launch.row_states[row];
   if (!row_is_consistent(state, p)) {
     head.refusal = kErrorLease;
     return head;
@@ -57,9 +61,6 @@ __device__ inline RowHead read_head(const ops::ResolveParams& p, std::int64_t i)
   head.window_first = state.window_begin % state.window_slots;
   head.committed = state.committed;
   head.lease_id = state.lease_id;
-  head.last = p.last[state.lease_id];
-  head.clock = p.step->clock;
-  head.refusal = p.step->open == 0 || head.last == head.clock ? kErrorStale : 0;
   return head;
 }
 

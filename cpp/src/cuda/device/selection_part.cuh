@@ -16,7 +16,7 @@ class SelectionPart {
       : mine_(selection + threadIdx.x), k_(k) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      ahead_[u] = position(u) < k ? __ldg(mine_ + u * kThreads) : -1;
+      ahead_[u] = position(u) < k ? mine_[u * kThreads] : -1;
     }
   }
   // Calls use(u, position, ordinal) for the units ahead, with u known to the compiler.
@@ -32,7 +32,7 @@ class SelectionPart {
   __device__ void for_each_later(const Use& use) const {
 #pragma unroll 1
     for (int u = kAhead; position(u) < k_; ++u) {
-      use(u, position(u), __ldg(mine_ + u * kThreads));
+      use(u, position(u), mine_[u * kThreads]);
     }
   }
 
@@ -41,7 +41,7 @@ class SelectionPart {
     return static_cast<int>(threadIdx.x) + u * kThreads;
   }
 
-  const std::int32_t* __restrict__ mine_;
+  const std::int32_t* mine_;
   std::int32_t k_;
   std::int32_t ahead_[kAhead];
 };

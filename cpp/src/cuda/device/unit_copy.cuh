@@ -14,24 +14,24 @@
 
 namespace sparse_kvcm::device {
 
-// A read of host memory that is used once: no place in L1, read-only path.
+// A read of host memory that is used once: no place in L1.
 __device__ inline uint4 read_host(const uint4* source) {
   uint4 word;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(source));
   return word;
 }
 __device__ inline uint2 read_host(const uint2* source) {
   uint2 word;
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
                : "=r"(word.x), "=r"(word.y)
                : "l"(source));
   return word;
 }
 __device__ inline unsigned read_host(const unsigned* source) {
   unsigned word;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(source));
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(source));
   return word;
 }
 
@@ -83,9 +83,11 @@ __device__ inline void copy_unit(const CopyGroup& group, const CopyPiece* pieces
       return reinterpret_cast<Word*>(arena_place(pieces, piece, at, page, offset));
     };
     if constexpr (kDirection == ops::MoveDirection::kHostToArena) {
+      // Streaming stores: dirty lines that linger in L2 slow the reads of host memory behind them,
+      // by a third for rows of 576 B (SPARSE_ATTENTION_DESIGN.md, "On the GPU").
       copy_stretch<Word, kAhead>(
           begin, end, [&](std::int32_t at) { return read_host(host(at)); },
-          [&](std::int32_t at, const Word& word) { *arena(at) = word; }, meanwhile);
+          [&](std::int32_t at, const Word& word) { __stcs(arena(at), word); }, meanwhile);
     } else {
       copy_stretch<Word, kAhead>(
           begin, end, [&](std::int32_t at) { return *arena(at); },
