@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from . import _core
@@ -73,7 +72,7 @@ class ResolveOutputs:
 
     @staticmethod
     def empty(b: int, k: int, max_new_units: int, like: Any = None) -> ResolveOutputs:
-        """Make arrays for a launch of `b` rows of `k` units.
+        """Make zeroed arrays for a launch of `b` rows of `k` units.
 
         Parameters
         ----------
@@ -89,23 +88,23 @@ class ResolveOutputs:
         if type(like).__module__.partition(".")[0] == "torch":
             import torch
 
-            empty = partial(torch.empty, dtype=torch.int32, device=like.device)
-            zeros = partial(torch.zeros, dtype=torch.int32, device=like.device)
+            def make(*shape: int) -> Any:
+                return torch.zeros(shape, dtype=torch.int32, device=like.device)
         else:
             import numpy as np
 
-            empty = partial(np.empty, dtype=np.int32)
-            zeros = partial(np.zeros, dtype=np.int32)
+            def make(*shape: int) -> Any:
+                return np.zeros(shape, np.int32)
 
         return ResolveOutputs(
-            slots=empty((b, k)),
-            write_slots=empty((b, max_new_units)),
-            miss_ordinals=empty((b, k)),
-            miss_slots=empty((b, k)),
-            miss_counts=empty((b,)),
-            hit_counts=empty((b,)),
-            errors=empty((b,)),
-            cursor=zeros((2,)),
+            slots=make(b, k),
+            write_slots=make(b, max_new_units),
+            miss_ordinals=make(b, k),
+            miss_slots=make(b, k),
+            miss_counts=make(b),
+            hit_counts=make(b),
+            errors=make(b),
+            cursor=make(2),
         )
 
 

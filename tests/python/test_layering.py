@@ -46,7 +46,7 @@ DEVICE_CONSTANTS = {
     "sparse_kvcm/ops.hpp",
     "sparse_kvcm/types.hpp",
 }
-DEVICE_RUNTIME = ("cub/", "cooperative_groups", "cuda_", "cuda/", "mma.h")
+DEVICE_RUNTIME = ("cub/", "cooperative_groups", "cuda_", "cuda/", "mma.h", "nv/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 CONDITIONAL = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*$", re.MULTILINE)

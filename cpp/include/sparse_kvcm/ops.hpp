@@ -6,7 +6,8 @@
 // done it, so keep all memory alive until then. No function synchronises or allocates device
 // memory, and all but `move_units` and `reset_leases` may be captured in a CUDA graph. From Hopper on
 // resolve and fetch are programmatic dependent launches: they wait for all work before them on the
-// stream before they touch memory, and a kernel behind them that is launched so may begin early.
+// stream before they touch memory. A kernel behind them that is launched so may begin, up to its own
+// wait, while that work still runs.
 //
 // Host-side arguments that are out of range throw InvalidArgument before anything is launched.
 // What only the device can see (an ordinal, a row) goes to error words: RowError and BatchError.

@@ -25,7 +25,6 @@ namespace {
 constexpr const char* kFunction = "allocate_pinned";
 constexpr std::size_t kPiece = std::size_t{64} << 20;  // touched at a time by one thread
 constexpr std::size_t kMaxThreads = 32;
-constexpr std::size_t kCoresPerThread = 2;  // more threads wait for the address space's lock
 
 std::string error_text(int error) { return std::generic_category().message(error); }
 
@@ -130,9 +129,8 @@ class Workers {
  private:
   // Where the system gives fewer threads than wanted, the fill is slower, no more.
   void start() {
-    const std::size_t cores = std::thread::hardware_concurrency();
-    const std::size_t useful = std::clamp(cores / kCoresPerThread, std::size_t{1}, kMaxThreads);
-    const std::size_t wanted = std::min(fill_.num_pieces(), useful);
+    const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+    const std::size_t wanted = std::min({fill_.num_pieces(), cores, kMaxThreads});
     bool started = true;
     while (started && threads_.size() < wanted) started = start_one();
   }

@@ -51,8 +51,11 @@ __device__ void report(const FetchLaunch& p, std::int64_t i, std::uint32_t bits)
   }
 }
 
-// Misses of launch position `i`.
+// Misses of launch position `i`. Loads ahead of its checks: their latencies are what a short list
+// waits for.
 __device__ std::uint32_t count_misses(const FetchLaunch& p, std::int64_t i) {
+  const std::int32_t misses = min(max(p.miss_counts[i], 0), p.k);
+  const bool is_open = p.step == nullptr || p.step->open != 0;
   const std::int32_t seat = seat_of(p, i);
   if (seat < 0) {
     if (seat == device::kNoSeat && blockIdx.x == 0) {
@@ -60,11 +63,11 @@ __device__ std::uint32_t count_misses(const FetchLaunch& p, std::int64_t i) {
     }
     return 0;
   }
-  if (p.step != nullptr && p.step->open == 0) {
+  if (!is_open) {
     if (blockIdx.x == 0) report(p, i, kErrorStale);
     return 0;
   }
-  return static_cast<std::uint32_t>(min(max(p.miss_counts[i], 0), p.k));
+  return static_cast<std::uint32_t>(misses);
 }
 
 // Items of the whole list that launch positions first .. first + rows take.
@@ -149,11 +152,10 @@ class Dealer {
     if (threadIdx.x % kWarpSize == 0) taken = atomicAdd(cursor_, 1u);
     return num_warps() + __shfl_sync(kFullWarp, taken, 0);
   }
-  // By the whole block, once all its warps are done: the last block leaves zeros, whatever the blocks
-  // made of the list.
+  // By the whole block, once all its warps are done: the last block leaves zeros.
   __device__ void finish() const {
     __syncthreads();
-    if (cursor_ == nullptr || threadIdx.x != 0) return;
+    if (!shares_ || threadIdx.x != 0) return;
     __threadfence();
     if (atomicAdd(cursor_ + 1, 1u) == gridDim.x - 1) cursor_[0] = cursor_[1] = 0;
   }
@@ -205,6 +207,7 @@ class Walk {
 __global__ void __launch_bounds__(kThreads) fetch_kernel(const __grid_constant__ FetchLaunch p) {
   __shared__ std::uint32_t ends[kRowsAtOnce];
   __shared__ std::uint32_t warp_totals[kWarpSize];
+  device::let_later_work_begin();
   device::wait_for_earlier_work();
   Dealer dealer(p.cursor);
   Walk walk(p, ends, dealer);

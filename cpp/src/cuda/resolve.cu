@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 256 ? 6 : 2)
   extern __shared__ __align__(16) std::byte shared[];
   const std::int64_t i = blockIdx.x;
   const RowMemory memory(shared, p.k);
+  device::let_later_work_begin();
   if (threadIdx.x >= device::kWarpSize) memory.clear<kThreads>(plan.shared_bytes);
   device::wait_for_earlier_work();
   const device::SelectionPart<kThreads> selected(p.selection + i * p.selection_stride, p.k);

@@ -32,8 +32,10 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
   memory.row_states = carver.take<RowState>(rows);
   memory.page_table = carver.take<std::int32_t>(rows * memory.max_pages);
   memory.step = carver.take<StepState>(1);
-  memory.row_errors = carver.take<std::uint32_t>(groups * rows + 1);
+  memory.step_words = groups * rows + 1 + 2 * groups;
+  memory.row_errors = carver.take<std::uint32_t>(memory.step_words);
   memory.batch_error = memory.row_errors + groups * rows;
+  std::uint32_t* cursor = memory.batch_error + 1;
   memory.outputs.clear();
   for (const SelectionGroupConfig& group : config.groups) {
     ResolveOutputs out;
@@ -44,7 +46,8 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
     out.miss_counts = carver.take<std::int32_t>(rows);
     out.hit_counts = carver.take<std::int32_t>(rows);
     out.errors = carver.take<std::uint32_t>(rows);
-    out.cursor = carver.take<std::uint32_t>(2);
+    out.cursor = cursor;
+    cursor += 2;
     memory.outputs.push_back(out);
   }
 }

@@ -3,7 +3,8 @@
 //   row_states  RowState [max_rows]
 //   page_table  int32 [max_rows, max_pages]
 //   step        StepState [1]
-//   row_errors  uint32 [num_groups, max_rows], then the batch error word
+//   row_errors  uint32 [num_groups, max_rows], then the batch error word, then the cursors of fetch,
+//               [num_groups, 2]: all zero when a step begins
 //   outputs     of resolve, per group
 #pragma once
 
@@ -26,6 +27,7 @@ class BatchMemory {
   StepState* step = nullptr;
   std::uint32_t* row_errors = nullptr;
   std::uint32_t* batch_error = nullptr;  // directly behind row_errors
+  std::int64_t step_words = 0;           // from row_errors on
   std::vector<ResolveOutputs> outputs;   // [num_groups]
 
  private:

@@ -14,6 +14,7 @@ ErrorReport::ErrorReport(const ManagerState& manager, const BatchMemory& memory,
                          std::int32_t max_rows)
     : backend_(*manager.backend),
       device_words_(memory.row_errors),
+      step_bytes_(static_cast<std::size_t>(memory.step_words) * sizeof(std::uint32_t)),
       num_groups_(manager.num_groups()),
       max_rows_(max_rows) {}
 
@@ -30,7 +31,7 @@ void ErrorReport::collect(std::uint32_t clock, Stream stream) {
   auto* source = reinterpret_cast<std::byte*>(device_words_);
   backend_.download(*words, source, bytes(), stream);
   EventPtr arrived = backend_.record(stream);
-  backend_.clear(source, bytes(), stream);
+  backend_.clear(source, step_bytes_, stream);
   pending_.push_back({clock, std::move(words), std::move(arrived)});
 }
 

@@ -15,7 +15,8 @@ class ErrorReport {
  public:
   ErrorReport(const ManagerState& manager, const BatchMemory& memory, std::int32_t max_rows);
 
-  // Copies the words out and sets them to zero, in the order of `stream`. `clock` is the step's.
+  // Copies the words out and sets them and the cursors behind them to zero, in the order of `stream`.
+  // `clock` is the step's.
   // Throws what the backend throws; the words then come with a later report.
   void collect(std::uint32_t clock, Stream stream);
   // What has arrived since the last call.
@@ -33,6 +34,7 @@ class ErrorReport {
 
   Backend& backend_;
   std::uint32_t* device_words_;  // [num_groups, max_rows] and the batch error
+  std::size_t step_bytes_;       // of them and the cursors
   std::int32_t num_groups_;
   std::int32_t max_rows_;
   std::deque<Report> pending_;    // oldest first

@@ -122,7 +122,8 @@ def test_finished_rows_go_on_with_padding(model):
     assert (result[0][0, 11:] == 0).all()
 
 
-def test_a_cache_goes_on_where_generate_stopped(model):
+def test_a_cache_goes_on_where_generate_stopped(model, device):
+    """The second prompt is longer than any of the stock run: on a GPU other kernels multiply it."""
     ids, mask = prompts(PAIR)
     cache = offloaded(model)
     first, first_logits = generate(model, ids, mask, 15, cache)
@@ -130,7 +131,11 @@ def test_a_cache_goes_on_where_generate_stopped(model):
     longer_mask = torch.cat([mask, torch.ones_like(first)], 1)
     second, second_logits = generate(model, longer, longer_mask, 25, cache)
     tokens, logits = torch.cat([first, second], 1), torch.cat([first_logits, second_logits])
-    assert_same(tokens, logits, *stock_result(PAIR, 40))
+    expected_tokens, expected_logits = stock_result(PAIR, 40)
+    if device == "cuda":
+        torch.testing.assert_close(logits, expected_logits, rtol=0, atol=1e-5)
+        logits = expected_logits
+    assert_same(tokens, logits, expected_tokens, expected_logits)
 
 
 def test_a_reset_cache_takes_new_prompts(model):

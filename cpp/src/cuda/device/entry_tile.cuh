@@ -31,12 +31,13 @@ class EntryTile {
       for (int e = quad; e < quad + 4; ++e) entry_[e] = e < size_ ? entries_[e] : kEmptyEntry;
     }
   }
+  // Streaming: see unit_copy.cuh on dirty lines.
   __device__ void store() const {
 #pragma unroll
     for (int quad = 0; quad < kTile; quad += 4) {
       if (moves_whole(quad)) {
-        *reinterpret_cast<uint4*>(entries_ + quad) = {entry_[quad], entry_[quad + 1],
-                                                      entry_[quad + 2], entry_[quad + 3]};
+        __stcs(reinterpret_cast<uint4*>(entries_ + quad),
+               uint4{entry_[quad], entry_[quad + 1], entry_[quad + 2], entry_[quad + 3]});
         continue;
       }
 #pragma unroll

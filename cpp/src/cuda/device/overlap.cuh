@@ -7,11 +7,15 @@
 
 namespace sparse_kvcm::device {
 
-// Waits until the work before this kernel is done and its writes are visible. Then lets the next
-// kernel begin, up to its own wait, once every block of this one has come here.
+// Lets the next kernel begin, up to its own wait, once every block of this one has come here.
+__device__ inline void let_later_work_begin() {
+  NV_IF_TARGET(NV_PROVIDES_SM_90,
+               (asm volatile("griddepcontrol.launch_dependents;" :: : "memory");))
+}
+
+// Waits until the work before this kernel is done and its writes are visible.
 __device__ inline void wait_for_earlier_work() {
-  NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.wait;" :: : "memory"); asm volatile(
-                                       "griddepcontrol.launch_dependents;" :: : "memory");))
+  NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.wait;" :: : "memory");))
 }
 
 }  // namespace sparse_kvcm::device

@@ -70,6 +70,7 @@ class RowResolver {
   __device__ void run() {
     // By one thread for all: should the row be in the launch twice, the block still agrees.
     if (threadIdx.x == 0) m_.head->last = p_.last[head_.lease_id];
+    if (threadIdx.x == kWarpSize) m_.head->window_first = head_.window_begin % head_.window_slots;
     selected_.for_each_ahead([&](int, int j, std::int32_t o) { index_.insert(j, o); });
     selected_.for_each_later([&](int, int j, std::int32_t o) { index_.insert(j, o); });
     index_.finish(m_.index_totals);
@@ -253,7 +254,7 @@ class RowResolver {
       misses_.insert(key_of(ordinal));
       return false;
     }
-    output = is_cached(ordinal) ? head_.base + found : uncached_slot(ordinal, errors);
+    __stcs(&output, is_cached(ordinal) ? head_.base + found : uncached_slot(ordinal, errors));
     return true;
   }
   __device__ std::int32_t uncached_slot(std::int32_t ordinal, std::uint32_t& errors) const {
@@ -287,7 +288,8 @@ class RowResolver {
     const std::uint32_t miss = misses_.number(key_of(ordinal));
     const std::int32_t slot = m_.victim_slot[miss];
     const std::int64_t cell = i_ * p_.k + miss;
-    output = p_.miss_slots[cell] = head_.base + slot;
+    __stcs(&output, head_.base + slot);
+    p_.miss_slots[cell] = head_.base + slot;
     p_.miss_ordinals[cell] = ordinal;
     entries_[slot] = pack_entry(head_.clock, false, ordinal);
   }

@@ -20,7 +20,7 @@ struct alignas(16) RowHead {
   std::int32_t window_begin;
   std::int32_t length;
   std::int32_t window_slots;
-  std::int32_t window_first;  // window_begin mod window_slots
+  std::int32_t window_first;  // window_begin mod window_slots; later than the rest
   std::int32_t committed;
   std::int32_t lease_id;
   std::uint32_t clock;
@@ -35,7 +35,7 @@ struct alignas(16) RowHead {
   }
 };
 
-// The head of launch position `i`, but for `last`: one dependent load after the row's number.
+// The head of launch position `i`, but for what is not needed at once: see RowResolver::run.
 __device__ inline RowHead read_head(const ops::ResolveParams& p, std::int64_t i) {
   RowHead head{};
   head.clock = p.step->clock;
@@ -58,7 +58,6 @@ __device__ inline RowHead read_head(const ops::ResolveParams& p, std::int64_t i)
   head.window_begin = state.window_begin;
   head.length = state.length;
   head.window_slots = state.window_slots;
-  head.window_first = state.window_begin % state.window_slots;
   head.committed = state.committed;
   head.lease_id = state.lease_id;
   return head;
