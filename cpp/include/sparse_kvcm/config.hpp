@@ -4,17 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "sparse_kvcm/storage_config.hpp"
 #include "sparse_kvcm/types.hpp"
-#include "sparse_kvcm/unit_layout.hpp"
 
 namespace sparse_kvcm {
-
-// The layers that use one selection. The first owns the indexer (leader), the rest follow it.
-struct SelectionGroupConfig {
-  std::vector<std::int32_t> layers;  // member layers, >= 1; a layer is in one group only
-  std::int32_t top_k = 0;    // K: widest selection, in [1, cached_slots]; on a GPU as ops.hpp says
-  UnitLayout layout{{576}};  // of each member layer
-};
 
 struct KvCacheManagerConfig {
   Device device;
