@@ -37,6 +37,9 @@ class FaultyBackend final : public Backend {
     step();
     return cpu_->allocate_pinned(bytes);
   }
+  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override {
+    return cpu_->memory_driver(kind);
+  }
   void upload(std::span<const Upload> uploads, Stream stream) override {
     if (left_ == 0) cpu_->upload(uploads.first(uploads.size() / 2), stream);
     step();

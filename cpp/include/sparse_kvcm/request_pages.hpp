@@ -8,7 +8,8 @@
 //   sparse             host pages for the whole capacity
 //
 // Pages come and go in stream order: whatever runs on `stream` after a call may use the new ones,
-// and what was given up is reused after the work that `stream` had at the call.
+// and what was given up is reused after the work that `stream` had at the call. (Host pages are
+// reused at once: whoever writes host history waits for the device first.)
 // Made by Storage, which it keeps alive. Thread-compatible together with it.
 #pragma once
 
@@ -19,6 +20,7 @@
 
 #include "sparse_kvcm/page_index.hpp"
 #include "sparse_kvcm/page_range.hpp"
+#include "sparse_kvcm/storage.hpp"
 #include "sparse_kvcm/types.hpp"
 
 namespace sparse_kvcm {
@@ -38,10 +40,13 @@ class RequestPages {
   // Moves on: `history_length` tokens are computed, the next step writes [history_length, capacity).
   // Stale pages go before new ones are taken, so a window never needs more than its floor. Returns
   // false, and changes nothing, if a pool group has too few free slots.
-  // Throws InvalidArgument unless history_length is in [history_length(), capacity], also with
-  // scratch reuse unless capacity() - max_rewind_len <= history_length <= capacity(); InvalidState
-  // once closed.
+  // Throws InvalidArgument unless history_length is in [history_length(), capacity] and, while pages
+  // are in scratch, in [capacity() - max_rewind_len, capacity()]; InvalidState once closed.
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
+
+  // The step at hand did not happen: capacity becomes history_length, its pages and scratch go back.
+  // What comes before a suspension. Throws InvalidState once closed.
+  void drop_step(Stream stream);
 
   // Gives everything back. No-op if closed.
   void close(Stream stream) noexcept;
@@ -70,6 +75,18 @@ class RequestPages {
     std::vector<std::int32_t> scratch_slots;
   };
   struct Plan;
+
+  void check_resize(std::int32_t capacity, std::int32_t history_length) const;
+  [[nodiscard]] Plan plan_table(std::int32_t layer_group, KvCacheDesc request) const;
+  [[nodiscard]] bool take_slots(std::int32_t layer_group, Plan& plan, Stream stream) const;
+  [[nodiscard]] bool grow_sparse(std::int32_t layer_group, std::int32_t capacity,
+                                 Table& next) const;
+  void commit(std::vector<Plan>& plans, std::int32_t capacity, Stream stream);
+  void undo(std::vector<Plan>& plans);
+  [[nodiscard]] const Table& table(const char* function, std::int32_t layer_group) const;
+  [[nodiscard]] bool is_sparse(std::int32_t layer_group) const;
+  [[nodiscard]] static std::int64_t num_slots(const Table& table);
+  void count(std::int32_t layer_group, const LayerGroupStatistics& more) const;
 
   std::shared_ptr<StorageState> storage_;
   std::vector<Table> tables_;  // [num_layer_groups]

@@ -42,6 +42,14 @@ struct PoolGroupStatistics {
   friend bool operator==(const PoolGroupStatistics&, const PoolGroupStatistics&) = default;
 };
 
+// Pages of one layer group since the last call, by count. For metrics.
+struct LayerGroupStatistics {
+  std::int64_t num_taken = 0;
+  std::int64_t num_returned = 0;
+  std::int64_t num_refused = 0;  // resizes that found too few
+  friend bool operator==(const LayerGroupStatistics&, const LayerGroupStatistics&) = default;
+};
+
 class Storage {
  public:
   // Throws InvalidArgument for a bad config or one whose page indices exceed 31 bits, NotAvailable
@@ -97,6 +105,8 @@ class Storage {
   //
   // Every pool group with slots at `level`, in the order of the layout.
   [[nodiscard]] std::vector<PoolGroupStatistics> get_storage_statistics(std::int32_t level) const;
+  // [num_layer_groups]; zeroes unless the config has enable_stats.
+  [[nodiscard]] std::vector<LayerGroupStatistics> get_and_reset_statistics();
   // Bytes that are mapped: the quota's, and those that still drain.
   [[nodiscard]] std::int64_t get_num_bytes(std::int32_t level) const;
   [[nodiscard]] std::int64_t get_quota(std::int32_t level) const;

@@ -83,15 +83,15 @@ struct SwaScratchReuseConfig {
 };
 
 struct StorageConfig {
-  Device device;                        // of tier kGpuMem
-  std::int32_t tokens_per_block = 64;   // page size in tokens, in [1, 65536]
-  std::int32_t tokens_per_unit = 1;     // of sparse layers: 1 (DSA) or 4 (V4); divides the above
-  std::vector<CacheTierConfig> cache_tiers;  // kGpuMem, then at most one kHostMem
-  std::vector<LayerConfig> layers;           // >= 1
+  Device device;                       // of tier kGpuMem
+  std::int32_t tokens_per_block = 64;  // page size in tokens, in [1, 65536]
+  std::int32_t tokens_per_unit = 1;    // of sparse layers: 1 (DSA) or 4 (V4); divides the above
+  std::vector<CacheTierConfig> cache_tiers;            // kGpuMem, then at most one kHostMem
+  std::vector<LayerConfig> layers;                     // >= 1
   std::vector<SelectionGroupConfig> selection_groups;  // of the sparse layers, each in one
   double max_util_for_resume = 0.97;                   // in (0, 1]
-  std::vector<BatchDesc> constraints;     // batches that must fit, whatever the ratio
-  std::optional<BatchDesc> typical_step;  // the batch that pool sizes are balanced for
+  std::vector<BatchDesc> constraints;                  // batches that must fit, whatever the ratio
+  std::optional<BatchDesc> typical_step;               // the batch that pool sizes are balanced for
   // One positive weight per pool group of StorageLayout::pool_groups() that is not a cold one, in
   // that order, sum 1 within 1e-6; comes before typical_step. Empty = none.
   std::vector<double> initial_pool_ratio;

@@ -50,10 +50,10 @@ struct CoalescedBuffer {
 
 struct LayerGroupDesc {
   LifeCycle life_cycle;
-  std::vector<std::int32_t> layers;     // in the order of the config
-  std::vector<CoalescedBuffer> slot;    // largest first; by buffer, also where is_sparse
-  std::int32_t pool_group = -1;         // where its pages live
-  std::int32_t cold_pool_group = -1;    // where suspended ones go; -1 if sparse or without a host
+  std::vector<std::int32_t> layers;   // in the order of the config
+  std::vector<CoalescedBuffer> slot;  // largest first; by buffer, also where is_sparse
+  std::int32_t pool_group = -1;       // where its pages live
+  std::int32_t cold_pool_group = -1;  // where suspended ones go; -1 if sparse or without a host
 };
 
 struct PoolGroupDesc {
@@ -68,9 +68,9 @@ struct PoolGroupDesc {
 struct BufferPlace {
   std::int32_t layer_group = 0;
   std::int32_t pool_group = 0;
-  std::int32_t pool = 0;        // within the pool group
-  bool is_sparse = false;       // then the fields below describe the arena's side: no kernel index
-  std::int64_t page_bytes = 0;  // as kernels see it: the stride of its page indices
+  std::int32_t pool = 0;         // within the pool group
+  bool is_sparse = false;        // then the fields below describe the arena's side: no kernel index
+  std::int64_t page_bytes = 0;   // as kernels see it: the stride of its page indices
   PageIndexConverter converter;  // mode PER_LAYER
   [[nodiscard]] std::int64_t offset_bytes() const {  // within the slot
     return page_bytes * converter.expansion * converter.position;
@@ -124,11 +124,21 @@ class StorageLayout {
   [[nodiscard]] std::vector<std::int64_t> slots_for_quota(std::int32_t level,
                                                           std::int64_t quota) const;
 
+  // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token
+  // into `totals` slots per pool group, at all lengths on the way there, at max_util_for_resume.
+  // Cold pool groups do not count. 0 if none does.
+  // Throws InvalidArgument if batch_size < 1 or upper < 0.
+  [[nodiscard]] std::int32_t clamp_max_seq_len(const std::vector<std::int64_t>& totals,
+                                               std::int32_t batch_size, std::int32_t upper) const;
+
  private:
   void group_layers();
   void add_pool_groups();
   void add_cold_pool_groups();
-  void check_ratio() const;
+  void add_places();
+  void check_level(const char* function, std::int32_t level) const;
+  [[nodiscard]] std::int64_t count_slots_of(std::int32_t layer_group, const BatchDesc& batch) const;
+  [[nodiscard]] std::vector<std::int64_t> typical_slots() const;
 
   StorageConfig config_;
   std::vector<LayerGroupDesc> layer_groups_;

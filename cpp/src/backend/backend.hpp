@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
+#include "backend/memory_driver.hpp"
 #include "sparse_kvcm/ops.hpp"
 #include "sparse_kvcm/types.hpp"
 
@@ -41,6 +43,8 @@ struct Upload {
   std::size_t bytes = 0;
 };
 
+enum class MemoryKind : std::uint8_t { kDevice, kPinned };
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -50,6 +54,9 @@ class Backend {
   [[nodiscard]] virtual BufferPtr allocate_device(std::size_t bytes) = 0;
   // Host memory that kernels can read and write.
   [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes) = 0;
+
+  // What backs ranges that grow and shrink (mapped_range.hpp). Made anew by each call.
+  [[nodiscard]] virtual std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) = 0;
 
   // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
   virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;
