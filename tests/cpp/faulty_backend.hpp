@@ -16,7 +16,7 @@ struct DeviceFault : std::runtime_error {
   DeviceFault() : std::runtime_error("the device failed") {}
 };
 
-class FaultyBackend final : public Backend {
+class FaultyBackend : public Backend {
  public:
   // The call after `calls` more calls fails, once.
   void fail_after(std::int64_t calls) { left_ = calls; }

@@ -77,6 +77,7 @@ class RequestPages {
   struct Plan;
 
   void check_resize(std::int32_t capacity, std::int32_t history_length) const;
+  [[nodiscard]] bool could_fit(KvCacheDesc request) const;
   [[nodiscard]] Plan plan_table(std::int32_t layer_group, KvCacheDesc request) const;
   [[nodiscard]] bool take_slots(std::int32_t layer_group, Plan& plan, Stream stream) const;
   [[nodiscard]] bool grow_sparse(std::int32_t layer_group, std::int32_t capacity,

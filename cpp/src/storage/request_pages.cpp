@@ -107,8 +107,28 @@ bool RequestPages::take_slots(std::int32_t layer_group, Plan& plan, Stream strea
   return true;
 }
 
+// Whether the pool groups could hold the request if they had no other, before tables are made for
+// it.
+bool RequestPages::could_fit(KvCacheDesc request) const {
+  const StorageLayout& layout = storage_->layout;
+  const std::int32_t tokens = layout.config().tokens_per_block;
+  for (std::int32_t group = 0; std::cmp_less(group, tables_.size()); ++group) {
+    const LifeCycle& life_cycle = layout.layer_groups()[static_cast<std::size_t>(group)].life_cycle;
+    std::int32_t pages = ceil_div(request.capacity, tokens) -
+                         stale_pages(life_cycle, tokens, request.history_length).size();
+    if (scratch_reuse_) pages -= layout.scratch_range(group, request).size();
+    const PoolGroup& home = storage_->home(group);
+    if (pages > home.num_slots() + home.num_draining()) {
+      count(group, {0, 0, 1});
+      return false;
+    }
+  }
+  return true;
+}
+
 bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream) {
   check_resize(capacity, history_length);
+  if (!could_fit({capacity, history_length})) return false;
   std::vector<Plan> plans;
   bool enough = true;
   try {
