@@ -1,5 +1,5 @@
 // Binds a plain C++ struct as a read-only Python class with a repr and, where it can be compared,
-// equality.
+// equality. Users can make one only if it is given a constructor.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,6 +26,13 @@ class Record {
       class_.def_prop_ro(name, source, doc);
     }
     names_.emplace_back(name);
+    return *this;
+  }
+
+  // A constructor, for records that users make.
+  template <class... Args>
+  Record& init(const Args&... args) {
+    class_.def("__init__", args...);
     return *this;
   }
 
