@@ -26,6 +26,11 @@ namespace {
 constexpr std::size_t kGranule = std::size_t{2} << 20;
 constexpr std::size_t kReserved = 8 * kGranule;
 
+void resize(MappedRange& range, std::size_t bytes) {
+  range.resize(bytes);
+  range.start_filling();
+}
+
 class MappedRangeTest : public testing::DeviceTest {
  protected:
   void SetUp() override {
@@ -34,7 +39,8 @@ class MappedRangeTest : public testing::DeviceTest {
   }
 
   std::unique_ptr<MappedRange> make(MemoryKind kind) {
-    return std::make_unique<MappedRange>(backend_->memory_driver(kind), kReserved, kGranule);
+    return std::make_unique<MappedRange>(backend_->memory_driver(kind), std::make_shared<Filler>(),
+                                         kReserved, kGranule);
   }
   // Writes `value` to 64 bytes at `offset`, and reads them back.
   void write(const MappedRange& range, std::size_t offset, std::uint8_t value) {
@@ -77,7 +83,7 @@ TEST_P(MappedRangeTest, TheGranuleSuitsTheDriver) {
 TEST_P(MappedRangeTest, AMappedPrefixCanBeReadAndWrittenUpToItsEnd) {
   for (const MemoryKind kind : kKinds) {
     const auto range = make(kind);
-    range->resize(3 * kGranule);
+    resize(*range, 3 * kGranule);
     range->wait_usable(3 * kGranule);
     write(*range, 0, 1);
     write(*range, 3 * kGranule - 64, 2);
@@ -90,11 +96,11 @@ TEST_P(MappedRangeTest, GrowingAndShrinkingKeepAddressAndContents) {
   for (const MemoryKind kind : kKinds) {
     const auto range = make(kind);
     std::byte* const address = range->address();
-    range->resize(2 * kGranule);
+    resize(*range, 2 * kGranule);
     range->wait_usable(2 * kGranule);
     write(*range, kGranule, 5);
     for (const std::size_t granules : {8u, 2u, 5u, 2u}) {
-      range->resize(granules * kGranule);
+      resize(*range, granules * kGranule);
       range->wait_usable(granules * kGranule);
       EXPECT_EQ(range->address(), address);
       EXPECT_EQ(range->mapped_bytes(), granules * kGranule);
@@ -107,11 +113,12 @@ TEST_P(MappedRangeTest, MemoryThatWasUnmappedCanBeMappedAgainPieceByPiece) {
   for (const MemoryKind kind : kKinds) {
     const auto range = make(kind);
     for (int round = 0; round < 3; ++round) {
-      range->resize(kReserved);
+      resize(*range, kReserved);
       range->wait_usable(kReserved);
       write(*range, kReserved - 64, 9);
       EXPECT_EQ(read(*range, kReserved - 64), all(9));
-      for (std::size_t left = kReserved; left > 0; left -= kGranule) range->resize(left - kGranule);
+      for (std::size_t left = kReserved; left > 0; left -= kGranule)
+        resize(*range, left - kGranule);
       EXPECT_EQ(range->mapped_bytes(), 0u);
       EXPECT_EQ(range->usable_bytes(), 0u);
     }
@@ -120,9 +127,9 @@ TEST_P(MappedRangeTest, MemoryThatWasUnmappedCanBeMappedAgainPieceByPiece) {
 
 TEST_P(MappedRangeTest, WorkInFlightEndsBeforeItsMemoryGoes) {
   const auto range = make(MemoryKind::kDevice);
-  range->resize(kReserved);
+  resize(*range, kReserved);
   for (int i = 0; i < 64; ++i) backend_->clear(range->address(), kReserved, 0);
-  range->resize(kGranule);
+  resize(*range, kGranule);
   backend_->clear(range->address(), kGranule, 0);
   EXPECT_NO_THROW(backend_->synchronize(*backend_->record(0)));
   EXPECT_EQ(read(*range, 0), all(0));
@@ -131,7 +138,7 @@ TEST_P(MappedRangeTest, WorkInFlightEndsBeforeItsMemoryGoes) {
 TEST_P(MappedRangeTest, SizesBeyondTheReservationAreRefused) {
   for (const MemoryKind kind : kKinds) {
     const auto range = make(kind);
-    range->resize(kGranule);
+    resize(*range, kGranule);
     EXPECT_THROW(range->resize(kReserved + kGranule), InvalidArgument);
     EXPECT_THROW(range->resize(kGranule + 1), InvalidArgument);
     EXPECT_EQ(range->mapped_bytes(), kGranule);
@@ -145,7 +152,7 @@ TEST_P(MappedRangeTest, RandomSizesKeepEveryGranuleThatStayed) {
     std::vector<std::uint8_t> expected;
     for (int step = 0; step < 40; ++step) {
       const std::size_t granules = random() % (kReserved / kGranule + 1);
-      range->resize(granules * kGranule);
+      resize(*range, granules * kGranule);
       range->wait_usable(granules * kGranule);
       if (granules < expected.size()) expected.resize(granules);
       while (expected.size() < granules) {
@@ -168,11 +175,12 @@ class FaultyRangeTest : public ::testing::Test {
 
   std::shared_ptr<testing::MemoryLog> log_ = std::make_shared<testing::MemoryLog>();
   std::shared_ptr<testing::FaultyMemory> driver_;
+  std::shared_ptr<Filler> filler_ = std::make_shared<Filler>();
 };
 
 TEST_F(FaultyRangeTest, AMappingThatFailsLeavesTheRangeAsItWas) {
-  MappedRange range(driver_, kReserved, kGranule);
-  range.resize(2 * kGranule);
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, 2 * kGranule);
   range.address()[2 * kGranule - 1] = std::byte{3};
   for (std::int64_t calls = 0; calls < 6; ++calls) {
     log_->maps_left = calls;
@@ -182,17 +190,17 @@ TEST_F(FaultyRangeTest, AMappingThatFailsLeavesTheRangeAsItWas) {
     EXPECT_EQ(log_->mapped, 2);
     EXPECT_EQ(range.address()[2 * kGranule - 1], std::byte{3});
   }
-  range.resize(kReserved);
+  resize(range, kReserved);
   EXPECT_EQ(log_->mapped, 8);
 }
 
 TEST_F(FaultyRangeTest, TheDeviceIsWaitedForBeforeAnythingIsUnmapped) {
   {
-    MappedRange range(driver_, kReserved, kGranule);
-    range.resize(3 * kGranule);
-    range.resize(kGranule);
+    MappedRange range(driver_, filler_, kReserved, kGranule);
+    resize(range, 3 * kGranule);
+    resize(range, kGranule);
     EXPECT_EQ(log_->calls, "mmmsuu");
-    range.resize(kGranule);
+    resize(range, kGranule);
     EXPECT_EQ(log_->calls, "mmmsuu");
   }
   EXPECT_EQ(log_->calls, "mmmsuusu");
@@ -206,8 +214,8 @@ TEST_F(FaultyRangeTest, ARangeFillsInTheBackgroundFromTheFront) {
     while (filled >= allowed) std::this_thread::yield();
     ++filled;
   };
-  MappedRange range(driver_, kReserved, kGranule);
-  range.resize(4 * kGranule);
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, 4 * kGranule);
   EXPECT_EQ(range.mapped_bytes(), 4 * kGranule);
   EXPECT_EQ(range.usable_bytes(), 0u);
   allowed = 2;
@@ -218,13 +226,27 @@ TEST_F(FaultyRangeTest, ARangeFillsInTheBackgroundFromTheFront) {
   EXPECT_EQ(range.usable_bytes(), 4 * kGranule);
 }
 
+TEST_F(FaultyRangeTest, RangesFillInTurns) {
+  std::atomic<bool> go = false;
+  driver_->on_fill = [&] {
+    while (!go) std::this_thread::yield();
+  };
+  MappedRange one(driver_, filler_, kReserved, kGranule);
+  MappedRange two(driver_, filler_, kReserved, kGranule);
+  resize(one, kReserved);
+  resize(two, kReserved);
+  go = true;
+  two.wait_usable(kReserved);
+  EXPECT_GE(one.usable_bytes(), kReserved - kGranule);
+}
+
 TEST_F(FaultyRangeTest, ManyThreadsMayWaitForTheFill) {
   std::atomic<bool> go = false;
   driver_->on_fill = [&] {
     while (!go) std::this_thread::yield();
   };
-  MappedRange range(driver_, kReserved, kGranule);
-  range.resize(kReserved);
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, kReserved);
   std::vector<std::future<bool>> waiters;
   for (std::size_t i = 1; i <= 8; ++i) {
     waiters.push_back(std::async(std::launch::async, [&range, i] {
@@ -241,12 +263,12 @@ TEST_F(FaultyRangeTest, AFillThatFailsIsToldToWhoWaitsAndTriedAgain) {
   driver_->on_fill = [&] {
     if (broken) throw std::bad_alloc();
   };
-  MappedRange range(driver_, kReserved, kGranule);
-  range.resize(2 * kGranule);
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, 2 * kGranule);
   EXPECT_THROW(range.wait_usable(kGranule), std::bad_alloc);
   EXPECT_EQ(range.usable_bytes(), 0u);
   broken = false;
-  range.resize(3 * kGranule);
+  resize(range, 3 * kGranule);
   range.wait_usable(3 * kGranule);
   EXPECT_EQ(range.usable_bytes(), 3 * kGranule);
 }
@@ -254,11 +276,11 @@ TEST_F(FaultyRangeTest, AFillThatFailsIsToldToWhoWaitsAndTriedAgain) {
 TEST_F(FaultyRangeTest, ARangeThatStillFillsCanShrinkGrowAndGo) {
   driver_->on_fill = [] { std::this_thread::yield(); };
   for (int round = 0; round < 50; ++round) {
-    MappedRange range(driver_, kReserved, kGranule);
-    range.resize(kReserved);
-    range.resize(kGranule);
+    MappedRange range(driver_, filler_, kReserved, kGranule);
+    resize(range, kReserved);
+    resize(range, kGranule);
     EXPECT_LE(range.usable_bytes(), kGranule);
-    range.resize(4 * kGranule);
+    resize(range, 4 * kGranule);
   }
   EXPECT_EQ(log_->mapped, 0);
 }

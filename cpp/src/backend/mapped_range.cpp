@@ -7,15 +7,16 @@
 
 namespace sparse_kvcm {
 
-MappedRange::MappedRange(std::shared_ptr<MemoryDriver> driver, std::size_t reserved_bytes,
-                         std::size_t granule_bytes)
+MappedRange::MappedRange(std::shared_ptr<MemoryDriver> driver, std::shared_ptr<Filler> filler,
+                         std::size_t reserved_bytes, std::size_t granule_bytes)
     : driver_(std::move(driver)),
+      filler_(std::move(filler)),
       reserved_(reserved_bytes),
       granule_(granule_bytes),
       address_(driver_->reserve(reserved_bytes, granule_bytes)) {}
 
 MappedRange::~MappedRange() {
-  stop_filler();
+  stop_filling();
   try {
     if (mapped_ > 0) driver_->synchronize();
   } catch (...) {  // the device is gone, and its memory with it
@@ -30,15 +31,10 @@ void MappedRange::resize(std::size_t bytes) {
                   reserved_, "], got ", bytes);
   }
   if (bytes < mapped_) driver_->synchronize();
-  stop_filler();
-  try {
-    if (bytes > mapped_) grow(bytes);
-  } catch (...) {
-    start_filler();
-    throw;
-  }
+  stop_filling();
+  if (bytes > mapped_) grow(bytes);
   unmap_down_to(bytes);
-  start_filler();
+  if (!driver_->needs_fill()) usable_ = mapped_.load();
 }
 
 void MappedRange::wait_usable(std::size_t bytes) const {
@@ -65,48 +61,39 @@ void MappedRange::unmap_down_to(std::size_t bytes) noexcept {
   usable_ = std::min(usable_.load(), mapped_.load());
 }
 
-void MappedRange::start_filler() {
-  {
-    const std::lock_guard lock(mutex_);
-    fault_ = nullptr;
-    if (!driver_->needs_fill()) usable_ = mapped_.load();
-  }
-  progress_.notify_all();
-  if (usable_ == mapped_) return;
+void MappedRange::start_filling() noexcept {
+  if (filling_ || usable_ == mapped_) return;
   try {
-    filler_ = std::thread([this] { fill(); });
+    filler_->add(*this);
+    filling_ = true;
   } catch (...) {  // no more threads
     const std::lock_guard lock(mutex_);
     fault_ = std::current_exception();
   }
 }
 
-void MappedRange::stop_filler() noexcept {
-  if (!filler_.joinable()) return;
-  stop_ = true;
-  filler_.join();
-  stop_ = false;
+void MappedRange::stop_filling() noexcept {
+  if (!filling_) return;
+  filler_->remove(*this);
+  filling_ = false;
+  const std::lock_guard lock(mutex_);
+  fault_ = nullptr;
 }
 
-void MappedRange::fill() {
-  while (!stop_ && usable_ < mapped_) {
-    std::exception_ptr fault;
-    try {
-      driver_->fill(address_ + usable_, granule_);
-    } catch (...) {
-      fault = std::current_exception();
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      if (fault) {
-        fault_ = fault;
-      } else {
-        usable_ += granule_;
-      }
-    }
-    progress_.notify_all();
-    if (fault) return;
+bool MappedRange::fill_granule() noexcept {
+  std::exception_ptr fault;
+  try {
+    driver_->fill(address_ + usable_, granule_);
+  } catch (...) {
+    fault = std::current_exception();
   }
+  {
+    const std::lock_guard lock(mutex_);
+    fault_ = fault;
+    if (!fault) usable_ += granule_;
+  }
+  progress_.notify_all();
+  return !fault && usable_ < mapped_;
 }
 
 }  // namespace sparse_kvcm

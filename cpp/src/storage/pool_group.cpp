@@ -17,13 +17,14 @@ std::variant<SlotAllocator, PageAllocator> make_allocator(const PoolGroupDesc& d
 }  // namespace
 
 PoolGroup::PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
-                     const std::shared_ptr<MemoryDriver>& memory, std::int64_t granule_bytes,
+                     const std::shared_ptr<MemoryDriver>& memory,
+                     const std::shared_ptr<Filler>& filler, std::int64_t granule_bytes,
                      std::int64_t reserved_bytes)
     : granule_bytes_(granule_bytes), allocator_(make_allocator(desc, backend)) {
   for (const std::int64_t bytes : desc.slot_bytes) {
-    pools_.push_back(
-        {bytes, std::make_shared<MappedRange>(memory, static_cast<std::size_t>(reserved_bytes),
-                                              static_cast<std::size_t>(granule_bytes))});
+    pools_.push_back({bytes, std::make_shared<MappedRange>(
+                                 memory, filler, static_cast<std::size_t>(reserved_bytes),
+                                 static_cast<std::size_t>(granule_bytes))});
   }
 }
 
@@ -54,6 +55,10 @@ void PoolGroup::trim() {
     const std::size_t bytes = bytes_for(pool, slots);
     if (bytes < pool.memory->mapped_bytes()) pool.memory->resize(bytes);
   }
+}
+
+void PoolGroup::start_filling() noexcept {
+  for (const Pool& pool : pools_) pool.memory->start_filling();
 }
 
 void PoolGroup::wait_usable() const {

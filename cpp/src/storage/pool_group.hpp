@@ -22,8 +22,8 @@ class PoolGroup {
   // No slots yet; every pool can grow up to `reserved_bytes`, a multiple of `granule_bytes`.
   // Throws std::bad_alloc.
   PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
-            const std::shared_ptr<MemoryDriver>& memory, std::int64_t granule_bytes,
-            std::int64_t reserved_bytes);
+            const std::shared_ptr<MemoryDriver>& memory, const std::shared_ptr<Filler>& filler,
+            std::int64_t granule_bytes, std::int64_t reserved_bytes);
 
   // More slots, or as many. All pools or none: throws what MappedRange::resize does.
   void grow(std::int32_t num_slots);
@@ -31,6 +31,8 @@ class PoolGroup {
   void shrink(std::int32_t num_slots);
   // Unmaps what no slot in use needs. Waits for the device if that is something.
   void trim();
+  // Lets the memory be filled that the above have left unfilled.
+  void start_filling() noexcept;
   void wait_usable() const;
 
   // Takes newly filled slots into use; call before asking the allocators for some.

@@ -26,10 +26,11 @@ void StorageState::make_pool_groups() {
   }
   const std::vector<std::shared_ptr<MemoryDriver>> drivers{
       backend->memory_driver(MemoryKind::kDevice), backend->memory_driver(MemoryKind::kPinned)};
+  const auto filler = std::make_shared<Filler>();
   for (const PoolGroupDesc& group : layout.pool_groups()) {
     const auto level = static_cast<std::size_t>(group.level);
-    pool_groups.emplace_back(group, backend, drivers[level], layout.granule_bytes(group.level),
-                             max_quotas_[level]);
+    pool_groups.emplace_back(group, backend, drivers[level], filler,
+                             layout.granule_bytes(group.level), max_quotas_[level]);
   }
 }
 
@@ -89,7 +90,17 @@ void StorageState::resize(std::int32_t level, std::int64_t quota) {
 }
 
 void StorageState::trim() {
-  for (PoolGroup& group : pool_groups) group.trim();
+  try {
+    for (PoolGroup& group : pool_groups) group.trim();
+  } catch (...) {
+    start_filling();
+    throw;
+  }
+  start_filling();
+}
+
+void StorageState::start_filling() noexcept {
+  for (PoolGroup& group : pool_groups) group.start_filling();
 }
 
 void StorageState::wait_usable(std::int32_t level) {

@@ -36,6 +36,7 @@ class StorageState {
 
  private:
   void make_pool_groups();
+  void start_filling() noexcept;
   void check_indices(const std::vector<std::int64_t>& slots) const;
 
   std::vector<std::int64_t> max_quotas_;  // [num_levels]
