@@ -168,8 +168,7 @@ void bind_converter(nb::module_& m) {
            arg("position") = 0, arg("scratch_pages_per_page") = 1,
            arg("mode") = PageIndexMode::kPerLayer,
            nb::sig("def __init__(self, *, scale: int, expansion: int = 1, position: int = 0, "
-                   "scratch_pages_per_page: int = 1, mode: PageIndexMode = "
-                   "PageIndexMode.PER_LAYER) -> None"))
+                   "scratch_pages_per_page: int = 1, mode: PageIndexMode = ...) -> None"))
       .def("convert", &convert, arg("base"), arg("scratch_range") = nb::none(),
            arg("scratch_slots") = nb::none(),
            nb::sig("def convert(self, base: typing.Any, scratch_range: PageRange | None = None, "

@@ -13,6 +13,7 @@
 #include "args.hpp"
 #include "bindings.hpp"
 #include "record.hpp"
+#include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/device.hpp"
 
 namespace sparse_kvcm::bindings {
@@ -295,6 +296,14 @@ void bind_storage_config(nb::module_& m) {
   bind_layer(m);
   bind_batch_desc(m);
   bind_config_class(m);
+  m.def(
+      "storage_config",
+      [](nb::handle config) {
+        return storage_config(
+            to_instance<KvCacheManagerConfig>("storage_config", "config", config));
+      },
+      arg("config"), nb::sig("def storage_config(config: KvCacheManagerConfig) -> StorageConfig"),
+      "The storage that a manager of sparse layers has; add dense layers and their quota to it.");
 }
 
 }  // namespace sparse_kvcm::bindings

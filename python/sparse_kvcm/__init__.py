@@ -57,6 +57,7 @@ from ._core import (
     scratch_pages,
     sparse_backing_medium,
     stale_pages,
+    storage_config,
 )
 from .ops import ResolveOutputs
 
@@ -116,4 +117,5 @@ __all__ = [
     "scratch_pages",
     "sparse_backing_medium",
     "stale_pages",
+    "storage_config",
 ]

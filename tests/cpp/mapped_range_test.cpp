@@ -10,6 +10,7 @@
 #include <future>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -133,6 +134,49 @@ TEST_P(MappedRangeTest, WorkInFlightEndsBeforeItsMemoryGoes) {
   backend_->clear(range->address(), kGranule, 0);
   EXPECT_NO_THROW(backend_->synchronize(*backend_->record(0)));
   EXPECT_EQ(read(*range, 0), all(0));
+}
+
+TEST_P(MappedRangeTest, TheKindDecidesWhetherTheHostSeesTheMemory) {
+  EXPECT_TRUE(make(MemoryKind::kPinned)->is_host_memory());
+  EXPECT_EQ(make(MemoryKind::kDevice)->is_host_memory(), device().kind == DeviceKind::kCpu);
+}
+
+TEST_P(MappedRangeTest, KernelsReachPinnedMemoryAcrossGranules) {
+  constexpr std::int32_t kUnitBytes = 80;
+  constexpr std::int64_t kAcross =
+      kGranule / kUnitBytes;  // begins in one granule, ends in the next
+  const auto range = make(MemoryKind::kPinned);
+  resize(*range, 2 * kGranule);
+  range->wait_usable(2 * kGranule);
+  const BufferPtr arena = backend_->allocate_device(4 * kUnitBytes);
+  const ops::Piece piece{arena->device_data(), 4 * kUnitBytes, kUnitBytes, 0};
+  const ops::GroupMemory group{{&piece, 1}, range->address(), kUnitBytes, kAcross / 4 + 1, 4, 4};
+  std::vector<std::uint8_t> unit(kUnitBytes);
+  std::iota(unit.begin(), unit.end(), std::uint8_t{1});
+  const Upload upload{arena->device_data() + kUnitBytes, unit.data(), unit.size()};
+  backend_->upload({&upload, 1}, 0);
+  const ops::UnitMove out{kAcross, 1};
+  backend_->move_units({{&out, 1}, {&group, 1}, ops::MoveDirection::kArenaToHost}, 0);
+  const ops::UnitMove back{kAcross, 3};
+  backend_->move_units({{&back, 1}, {&group, 1}, ops::MoveDirection::kHostToArena}, 0);
+  const BufferPtr pinned = backend_->allocate_pinned(kUnitBytes);
+  backend_->download(*pinned, arena->device_data() + 3 * kUnitBytes, kUnitBytes, 0);
+  backend_->synchronize(*backend_->record(0));
+  EXPECT_EQ(std::memcmp(range->address() + kAcross * kUnitBytes, unit.data(), unit.size()), 0);
+  EXPECT_EQ(std::memcmp(pinned->data(), unit.data(), unit.size()), 0);
+}
+
+TEST_P(MappedRangeTest, AGranuleMayBeLargerThanTheDriverNeeds) {
+  for (const MemoryKind kind : kKinds) {
+    MappedRange range(backend_->memory_driver(kind), std::make_shared<Filler>(), 16 * kGranule,
+                      8 * kGranule);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.address()) % (8 * kGranule), 0u);
+    resize(range, 8 * kGranule);
+    range.wait_usable(8 * kGranule);
+    write(range, 8 * kGranule - 64, 4);
+    EXPECT_EQ(read(range, 8 * kGranule - 64), all(4));
+    EXPECT_THROW(range.resize(4 * kGranule), InvalidArgument);
+  }
 }
 
 TEST_P(MappedRangeTest, SizesBeyondTheReservationAreRefused) {

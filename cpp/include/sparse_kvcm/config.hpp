@@ -37,4 +37,9 @@ struct KvCacheOptions {
 // Throws InvalidArgument, naming the first field that is wrong, its limits and its value.
 void check(const KvCacheManagerConfig& config);
 
+// The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", and
+// a host tier for at least `host_pages` pages. Add dense layers and their quota to it for models
+// that have some. Throws InvalidArgument as check() does.
+[[nodiscard]] StorageConfig storage_config(const KvCacheManagerConfig& config);
+
 }  // namespace sparse_kvcm

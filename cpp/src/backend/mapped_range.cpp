@@ -6,6 +6,19 @@
 #include "core/check.hpp"
 
 namespace sparse_kvcm {
+namespace {
+
+// False if the device is gone, and its memory with it.
+bool try_synchronize(MemoryDriver& driver) noexcept {
+  try {
+    driver.synchronize();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
 
 MappedRange::MappedRange(std::shared_ptr<MemoryDriver> driver, std::shared_ptr<Filler> filler,
                          std::size_t reserved_bytes, std::size_t granule_bytes)
@@ -17,10 +30,7 @@ MappedRange::MappedRange(std::shared_ptr<MemoryDriver> driver, std::shared_ptr<F
 
 MappedRange::~MappedRange() {
   stop_filling();
-  try {
-    if (mapped_ > 0) driver_->synchronize();
-  } catch (...) {  // the device is gone, and its memory with it
-  }
+  if (mapped_ > 0) static_cast<void>(try_synchronize(*driver_));
   unmap_down_to(0);
   driver_->release(address_, reserved_);
 }

@@ -13,6 +13,18 @@
 #include "storage/storage_state.hpp"
 
 namespace sparse_kvcm {
+namespace {
+
+// Null where the device cannot record: then it has nothing left to wait for.
+EventPtr try_record(Backend& backend, Stream stream) noexcept {
+  try {
+    return backend.record(stream);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+}  // namespace
 
 // The next state of one layer group's table, and how to get there.
 struct RequestPages::Plan {
@@ -216,14 +228,11 @@ void RequestPages::drop_step(Stream stream) {
   capacity_ = history_length_;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.
 void RequestPages::close(Stream stream) noexcept {
   if (closed_) return;
   closed_ = true;
-  EventPtr ready;
-  try {
-    ready = storage_->backend->record(stream);
-  } catch (...) {  // a device that cannot record has nothing left to wait for
-  }
+  const EventPtr ready = try_record(*storage_->backend, stream);
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     PoolGroup& home = storage_->home(group);
@@ -233,11 +242,13 @@ void RequestPages::close(Stream stream) noexcept {
       home.pages().shrink(table.slots, 0);
       continue;
     }
-    for (const std::vector<std::int32_t>& slots : {table.slots, table.scratch_slots}) {
+    const auto give_back = [&](const std::vector<std::int32_t>& slots) {
       for (const std::int32_t slot : slots) {
         if (slot != kBadPageIndex) home.slots().release({slot, ready});
       }
-    }
+    };
+    give_back(table.slots);
+    give_back(table.scratch_slots);
   }
   capacity_ = 0;
 }

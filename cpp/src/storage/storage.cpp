@@ -100,6 +100,7 @@ std::vector<std::vector<PoolDesc>> Storage::pool_group_descs() const {
     const PoolGroupDesc& group = state_->layout.pool_groups()[g];
     const PoolGroup& memory = state_->pool_groups[g];
     std::vector<PoolDesc> pools;
+    pools.reserve(group.slot_bytes.size());
     for (std::int32_t pool = 0; pool < memory.num_pools(); ++pool) {
       pools.push_back({reinterpret_cast<std::uintptr_t>(memory.pool(pool)->address()),
                        group.slot_bytes[static_cast<std::size_t>(pool)], memory.num_slots(),

@@ -31,6 +31,7 @@ std::vector<std::int64_t> sparse_slot_bytes(const StorageConfig& config) {
 
 std::vector<std::int64_t> dense_slot_bytes(const LayerGroupDesc& group) {
   std::vector<std::int64_t> bytes;
+  bytes.reserve(group.slot.size());
   for (const CoalescedBuffer& buffer : group.slot) bytes.push_back(buffer.slot_bytes());
   return bytes;
 }

@@ -23,7 +23,7 @@ constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();  // ids have 32 bits
 constexpr double kMaxBytes = 4e18;
 // Without any batch in the config: a decoding request just behind a page boundary.
-const BatchDesc kDefaultStep{{{2049, 2048}}, 0};
+BatchDesc default_step() { return {{{2049, 2048}}, 0}; }
 
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
@@ -170,7 +170,7 @@ std::vector<std::int64_t> StorageLayout::min_slots() const {
 std::vector<std::int64_t> StorageLayout::typical_slots() const {
   std::vector<BatchDesc> batches = config_.constraints;
   if (config_.typical_step) batches = {*config_.typical_step};
-  if (batches.empty()) batches = {kDefaultStep};
+  if (batches.empty()) batches = {default_step()};
   std::vector<std::int64_t> slots(layer_groups_.size(), 1);
   for (std::size_t g = 0; g < slots.size(); ++g) {
     for (const BatchDesc& batch : batches) {
