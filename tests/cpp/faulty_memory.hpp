@@ -64,8 +64,11 @@ class FaultyMemory final : public MemoryDriver {
 class FaultyMemoryBackend final : public FaultyBackend {
  public:
   [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override {
-    return std::make_shared<FaultyMemory>(FaultyBackend::memory_driver(kind), log);
+    auto driver = std::make_shared<FaultyMemory>(FaultyBackend::memory_driver(kind), log);
+    if (kind == MemoryKind::kPinned) driver->on_fill = on_fill;
+    return driver;
   }
+  std::function<void()> on_fill;  // of pinned memory
   const std::shared_ptr<MemoryLog> log = std::make_shared<MemoryLog>();
 };
 

@@ -271,17 +271,42 @@ TEST_F(FaultyRangeTest, ARangeFillsInTheBackgroundFromTheFront) {
 }
 
 TEST_F(FaultyRangeTest, RangesFillInTurns) {
-  std::atomic<bool> go = false;
+  std::atomic<int> allowed = 0;
+  std::atomic<int> filled = 0;
   driver_->on_fill = [&] {
-    while (!go) std::this_thread::yield();
+    while (filled >= allowed) std::this_thread::yield();
+    ++filled;
   };
   MappedRange one(driver_, filler_, kReserved, kGranule);
   MappedRange two(driver_, filler_, kReserved, kGranule);
   resize(one, kReserved);
   resize(two, kReserved);
-  go = true;
+  allowed = 8;
+  while (one.usable_bytes() + two.usable_bytes() < 8 * kGranule) std::this_thread::yield();
+  EXPECT_EQ(one.usable_bytes(), two.usable_bytes());
+  allowed = 16;
+  one.wait_usable(kReserved);
   two.wait_usable(kReserved);
-  EXPECT_GE(one.usable_bytes(), kReserved - kGranule);
+}
+
+TEST_F(FaultyRangeTest, AResizeWaitsForTheGranuleThatIsBeingFilled) {
+  std::atomic<bool> inside = false;
+  std::atomic<bool> go = false;
+  driver_->on_fill = [&] {
+    inside = true;
+    while (!go) std::this_thread::yield();
+    inside = false;
+  };
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, kReserved);
+  while (!inside) std::this_thread::yield();
+  auto shrunk = std::async(std::launch::async, [&] {
+    range.resize(kGranule);
+    return !inside;
+  });
+  for (int i = 0; i < 10'000; ++i) std::this_thread::yield();  // time for it to do it wrong
+  go = true;
+  EXPECT_TRUE(shrunk.get());
 }
 
 TEST_F(FaultyRangeTest, ManyThreadsMayWaitForTheFill) {

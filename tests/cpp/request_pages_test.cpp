@@ -334,6 +334,13 @@ TEST_F(RequestPagesTest, SparsePagesComeInRunsAndCoverTheCapacity) {
   EXPECT_EQ(host()[0].unavailable, 20);
   EXPECT_FALSE(two->resize(100'000, 40, 0));
   EXPECT_EQ(host()[0].unavailable, 20);
+  const auto hog = storage_->create_request_pages();
+  const auto left = static_cast<std::int32_t>(host()[0].free) - 2;
+  ASSERT_LE(left, fresh_[kFull].total - 20);
+  ASSERT_TRUE(hog->resize(4 * left, 4 * left, 0));
+  EXPECT_FALSE(two->resize(40 + 4 * 3, 40, 0));
+  EXPECT_EQ(host()[0].free, 2);
+  hog->close(0);
   ASSERT_TRUE(two->resize(40, 40, 0));
   one->close(0);
   two->close(0);

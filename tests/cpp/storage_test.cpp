@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <new>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "faulty_memory.hpp"
@@ -126,6 +128,37 @@ TEST(StorageTest, HostSlotsComeIntoUseAsTheyFill) {
   }
 }
 
+TEST(StorageTest, HostSlotsThatAreNotFilledAreNotHandedOut) {
+  std::atomic<int> allowed = 0;
+  std::atomic<int> filled = 0;
+  const auto backend = std::make_shared<testing::FaultyMemoryBackend>();
+  backend->on_fill = [&] {
+    while (filled >= allowed) std::this_thread::yield();
+    ++filled;
+  };
+  // Two pools of 4 slots per granule, two granules each.
+  StorageConfig config = small_config(
+      {testing::sparse_layer(0, 4 * 65'536 * 2), testing::sparse_layer(1, 4 * 65'536 * 2)});
+  config.tokens_per_block = 8;
+  config.cache_tiers.push_back({CacheTier::kHostMem, 8 * kMiB, 0});
+  config.selection_groups = {{{0}, 4, UnitLayout({65'536})}, {{1}, 4, UnitLayout({65'536})}};
+  Storage storage(config, backend);
+  const auto now = [&] { return storage.get_storage_statistics(kSparseHistoryLevel)[0]; };
+  EXPECT_EQ(now().total, 8);
+  EXPECT_EQ(now().free, 0);
+  const auto request = storage.create_request_pages();
+  EXPECT_FALSE(request->resize(1, 0, 0));
+  allowed = 3;  // one granule of each pool, and one more
+  while (filled < 3) std::this_thread::yield();
+  while (now().free == 0) std::this_thread::yield();
+  EXPECT_EQ(now().free, 4);
+  ASSERT_TRUE(request->resize(4 * 8, 0, 0));
+  EXPECT_FALSE(request->resize(4 * 8 + 1, 0, 0));
+  allowed = 4;
+  storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_TRUE(request->resize(8 * 8, 0, 0));
+}
+
 TEST(StorageTest, PoolsWhoseIndicesExceed32BitsAreRefused) {
   StorageConfig config = small_config({dense_layer(0, {{"K", 1, 1, false}})}, 16 * kGiB);
   EXPECT_THROW(Storage{config}, InvalidArgument);
@@ -181,6 +214,21 @@ TEST(StorageTest, AShrinkDrainsLiveSlotsAndThenGivesMemoryBack) {
   EXPECT_EQ(storage.get_num_bytes(0), 8 * kMiB);
 }
 
+TEST(StorageTest, ASlotThatDrainsIsNotTakenAgainByItsOwner) {
+  StorageConfig config = small_config({dense_layer(0, {{"K", kMiB, {}, false}}, 8)}, 32 * kMiB);
+  Storage storage(config);
+  const auto first = storage.create_request_pages();
+  const auto last = storage.create_request_pages();
+  ASSERT_TRUE(first->resize(4 * 8, 0, 0));
+  ASSERT_TRUE(last->resize(4 * 3, 0, 0));
+  first->close(0);
+  storage.resize(0, 8 * kMiB);
+  EXPECT_EQ(storage.get_storage_statistics(0)[0].draining, 3);
+  ASSERT_TRUE(last->resize(13, 12, 0));  // gives one page up and takes one
+  EXPECT_EQ(storage.get_storage_statistics(0)[0].draining, 2);
+  EXPECT_LT(last->get_base_page_indices(0).back(), 8);
+}
+
 // Sums that hold at every moment, and every live slot in one table only.
 void expect_exact(const Storage& storage,
                   const std::vector<std::shared_ptr<RequestPages>>& requests) {
@@ -207,7 +255,8 @@ void expect_exact(const Storage& storage,
 StorageConfig storm_config() {
   StorageConfig config = small_config({dense_layer(0, {{"K", kMiB / 2, {}, false}}),
                                        dense_layer(1, {{"K", kMiB / 4, {}, false}}, 8),
-                                       dense_layer(2, {{"K", kMiB / 4, {}, false}}, 8)},
+                                       dense_layer(2, {{"K", kMiB / 4, {}, false}}, 8),
+                                       dense_layer(3, {{"K", kMiB / 4, {}, false}}, 8)},
                                       24 * kMiB);
   config.cache_tiers[0].max_quota = 64 * kMiB;
   config.swa_scratch_reuse = SwaScratchReuseConfig{2};
@@ -239,12 +288,14 @@ TEST(StorageStormTest, FailedMappingsLeaveStorageAsItWas) {
       if (random() % 3 == 0) {
         const auto before = storage.get_storage_statistics(kGpuLevel);
         const std::int64_t quota = storage.get_quota(kGpuLevel);
-        backend->log->maps_left = random() % 2 == 0 ? static_cast<std::int64_t>(random() % 8) : -1;
+        const std::int64_t bytes = storage.get_num_bytes(kGpuLevel);
+        backend->log->maps_left = random() % 2 == 0 ? static_cast<std::int64_t>(random() % 24) : -1;
         try {
           storage.resize(kGpuLevel, static_cast<std::int64_t>(1 + random() % 60) * kMiB);
         } catch (const std::bad_alloc&) {
           ASSERT_EQ(storage.get_storage_statistics(kGpuLevel), before);
           ASSERT_EQ(storage.get_quota(kGpuLevel), quota);
+          ASSERT_LE(storage.get_num_bytes(kGpuLevel), bytes);
         }
         backend->log->maps_left = -1;
       } else if (random() % 12 == 0) {

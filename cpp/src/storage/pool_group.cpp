@@ -29,16 +29,8 @@ PoolGroup::PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& 
 }
 
 void PoolGroup::grow(std::int32_t num_slots) {
-  std::vector<std::size_t> before;
-  try {
-    for (const Pool& pool : pools_) {
-      const std::size_t mapped = pool.memory->mapped_bytes();
-      before.push_back(mapped);
-      pool.memory->resize(std::max(mapped, bytes_for(pool, num_slots)));
-    }
-  } catch (...) {
-    for (std::size_t i = 0; i < before.size(); ++i) pools_[i].memory->resize(before[i]);
-    throw;
+  for (const Pool& pool : pools_) {
+    pool.memory->resize(std::max(pool.memory->mapped_bytes(), bytes_for(pool, num_slots)));
   }
   goal_ = num_slots;
   refresh();

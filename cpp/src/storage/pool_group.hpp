@@ -25,7 +25,8 @@ class PoolGroup {
             const std::shared_ptr<MemoryDriver>& memory, const std::shared_ptr<Filler>& filler,
             std::int64_t granule_bytes, std::int64_t reserved_bytes);
 
-  // More slots, or as many. All pools or none: throws what MappedRange::resize does.
+  // More slots, or as many. Throws what MappedRange::resize does: then there are no more slots, and
+  // what memory was mapped for them goes with the next trim().
   void grow(std::int32_t num_slots);
   // Fewer. Memory stays until trim().
   void shrink(std::int32_t num_slots);
