@@ -78,6 +78,7 @@ void bind_structure(nb::class_<StorageLayout>& layout) {
       .def_prop_ro("pool_groups", &Layout::pool_groups,
                    "Those of dense layer groups, then the sparse one, then cold ones.")
       .def_prop_ro("num_levels", &Layout::num_levels, "Tiers.")
+      .def("layer_grouping", &Layout::layer_grouping, "The layers of each layer group.")
       .def("all_buffer_ids", &Layout::all_buffer_ids, "All buffers, in the order of the config.")
       .def(
           "get_layer_group_id",

@@ -40,7 +40,7 @@ class MappedRangeTest : public testing::DeviceTest {
   }
 
   std::unique_ptr<MappedRange> make(MemoryKind kind) {
-    return std::make_unique<MappedRange>(backend_->memory_driver(kind), std::make_shared<Filler>(),
+    return std::make_unique<MappedRange>(backend_->memory_driver(kind), std::make_shared<Filler>(1),
                                          kReserved, kGranule);
   }
   // Writes `value` to 64 bytes at `offset`, and reads them back.
@@ -168,7 +168,7 @@ TEST_P(MappedRangeTest, KernelsReachPinnedMemoryAcrossGranules) {
 
 TEST_P(MappedRangeTest, AGranuleMayBeLargerThanTheDriverNeeds) {
   for (const MemoryKind kind : kKinds) {
-    MappedRange range(backend_->memory_driver(kind), std::make_shared<Filler>(), 16 * kGranule,
+    MappedRange range(backend_->memory_driver(kind), std::make_shared<Filler>(1), 16 * kGranule,
                       8 * kGranule);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.address()) % (8 * kGranule), 0u);
     resize(range, 8 * kGranule);
@@ -219,7 +219,7 @@ class FaultyRangeTest : public ::testing::Test {
 
   std::shared_ptr<testing::MemoryLog> log_ = std::make_shared<testing::MemoryLog>();
   std::shared_ptr<testing::FaultyMemory> driver_;
-  std::shared_ptr<Filler> filler_ = std::make_shared<Filler>();
+  std::shared_ptr<Filler> filler_ = std::make_shared<Filler>(1);
 };
 
 TEST_F(FaultyRangeTest, AMappingThatFailsLeavesTheRangeAsItWas) {
@@ -287,6 +287,30 @@ TEST_F(FaultyRangeTest, RangesFillInTurns) {
   allowed = 16;
   one.wait_usable(kReserved);
   two.wait_usable(kReserved);
+}
+
+TEST_F(FaultyRangeTest, SeveralThreadsFillSeveralRangesAndNeverOneTwice) {
+  constexpr std::size_t kThreads = 3;
+  filler_ = std::make_shared<Filler>(kThreads);
+  std::atomic<int> inside = 0;
+  std::atomic<int> together = 0;
+  driver_->on_fill = [&] {
+    const int now = ++inside;
+    for (int seen = together; seen < now && !together.compare_exchange_weak(seen, now);) {
+    }
+    while (together < static_cast<int>(kThreads)) std::this_thread::yield();
+    --inside;
+  };
+  std::vector<std::unique_ptr<MappedRange>> ranges;
+  for (std::size_t i = 0; i < kThreads; ++i) {
+    ranges.push_back(std::make_unique<MappedRange>(driver_, filler_, kReserved, kGranule));
+    resize(*ranges.back(), kReserved);
+  }
+  for (const auto& range : ranges) {
+    range->wait_usable(kReserved);
+    EXPECT_EQ(range->usable_bytes(), kReserved);
+  }
+  EXPECT_EQ(together, static_cast<int>(kThreads));
 }
 
 TEST_F(FaultyRangeTest, AResizeWaitsForTheGranuleThatIsBeingFilled) {

@@ -23,18 +23,12 @@ using testing::sparse_layer;
 
 using Bytes = std::vector<std::int64_t>;
 
-std::vector<std::int32_t> layers_of(const StorageLayout& layout, std::size_t group) {
-  return layout.layer_groups().at(group).layers;
-}
-
 TEST(StorageLayoutTest, LayersWithOneLifeCycleFormAGroup) {
   const StorageLayout layout(small_config(
       {dense_layer(0, {{"K", 64, {}, false}}, 8), dense_layer(1, {{"K", 64, {}, false}}),
        dense_layer(2, {{"K", 32, {}, false}}, 8), dense_layer(3, {{"K", 64, {}, false}}, 8, 4)}));
   ASSERT_EQ(layout.layer_groups().size(), 3u);
-  EXPECT_EQ(layers_of(layout, 0), (std::vector<std::int32_t>{0, 2}));
-  EXPECT_EQ(layers_of(layout, 1), (std::vector<std::int32_t>{1}));
-  EXPECT_EQ(layers_of(layout, 2), (std::vector<std::int32_t>{3}));
+  EXPECT_EQ(layout.layer_grouping(), (std::vector<std::vector<std::int32_t>>{{0, 2}, {1}, {3}}));
   EXPECT_EQ(layout.get_layer_group_id(2), 0);
 }
 

@@ -92,6 +92,8 @@ class StorageLayout {
   [[nodiscard]] std::int32_t get_layer_group_id(std::int32_t layer_id) const;
   [[nodiscard]] const BufferPlace& place(std::int32_t layer_id, std::string_view role) const;
   [[nodiscard]] std::vector<BufferId> all_buffer_ids() const;
+  // The layers of each layer group.
+  [[nodiscard]] std::vector<std::vector<std::int32_t>> layer_grouping() const;
 
   // Scratch pages of a request, in a layer group, and the slots that `num_pages` of them share.
   // Empty and 0 unless the config has swa_scratch_reuse and the group a window.

@@ -12,21 +12,30 @@ Filler::~Filler() {
     stop_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void Filler::add(MappedRange& range) {
   {
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    add_thread();
     ranges_.push_back(&range);
   }
   changed_.notify_all();
 }
 
+void Filler::add_thread() {
+  if (threads_.size() == num_threads_) return;
+  try {
+    threads_.emplace_back([this] { run(); });
+  } catch (...) {
+    if (threads_.empty()) throw;  // else there are fewer
+  }
+}
+
 void Filler::remove(MappedRange& range) noexcept {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return current_ != &range; });
+  changed_.wait(lock, [&] { return std::ranges::count(current_, &range) == 0; });
   std::erase(ranges_, &range);
 }
 
@@ -35,13 +44,14 @@ void Filler::run() {
   while (true) {
     changed_.wait(lock, [&] { return stop_ || !ranges_.empty(); });
     if (stop_) return;
-    current_ = ranges_.front();
+    MappedRange* const range = ranges_.front();
     ranges_.pop_front();
+    current_.push_back(range);
     lock.unlock();
-    const bool more = current_->fill_granule();
+    const bool more = range->fill_granule();
     lock.lock();
-    if (more) ranges_.push_back(current_);
-    current_ = nullptr;
+    std::erase(current_, range);
+    if (more) ranges_.push_back(range);
     changed_.notify_all();
   }
 }

@@ -76,7 +76,7 @@ CudaDeviceMemory::CudaDeviceMemory(std::int32_t index) : index_(index), api_(loa
   const DeviceGuard guard(index_);
   SPARSE_KVCM_CUDA_CHECK(cudaFree(nullptr));  // makes the context that the driver's calls need
   const CUmemAllocationProp wanted = properties();
-  check_driver(api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+  check_driver(api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
                "cuMemGetAllocationGranularity");
 }
 
@@ -150,8 +150,12 @@ void CudaPinnedMemory::map(std::byte* address, std::size_t bytes) { commit_memor
 
 void CudaPinnedMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
   const RelaxedCapture relaxed;
+  int current = 0;
+  static_cast<void>(cudaGetDevice(&current));
+  static_cast<void>(cudaSetDevice(index_));
   // An error if it was never filled, which is no fault.
   if (cudaHostUnregister(address) != cudaSuccess) static_cast<void>(cudaGetLastError());
+  static_cast<void>(cudaSetDevice(current));
   decommit_memory(address, bytes);
 }
 

@@ -188,6 +188,13 @@ std::vector<BufferId> StorageLayout::all_buffer_ids() const {
   return ids;
 }
 
+std::vector<std::vector<std::int32_t>> StorageLayout::layer_grouping() const {
+  std::vector<std::vector<std::int32_t>> groups;
+  groups.reserve(layer_groups_.size());
+  for (const LayerGroupDesc& group : layer_groups_) groups.push_back(group.layers);
+  return groups;
+}
+
 PageRange StorageLayout::scratch_range(std::int32_t layer_group, const KvCacheDesc& request) const {
   if (!config_.swa_scratch_reuse) return {};
   const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;

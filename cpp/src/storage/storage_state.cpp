@@ -2,12 +2,23 @@
 
 #include <algorithm>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
+namespace {
+
+// Touching and pinning memory is work of the kernel that scales over ranges; half the machine is
+// left to whoever starts beside us.
+std::size_t num_filling_threads() {
+  constexpr std::size_t kMost = 32;
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / 2, 1, kMost);
+}
+
+}  // namespace
 
 StorageState::StorageState(const StorageConfig& config, std::shared_ptr<Backend> chosen_backend)
     : layout(config), backend(std::move(chosen_backend)), counters(layout.layer_groups().size()) {
@@ -26,7 +37,7 @@ void StorageState::make_pool_groups() {
   }
   const std::vector<std::shared_ptr<MemoryDriver>> drivers{
       backend->memory_driver(MemoryKind::kDevice), backend->memory_driver(MemoryKind::kPinned)};
-  const auto filler = std::make_shared<Filler>();
+  const auto filler = std::make_shared<Filler>(num_filling_threads());
   for (const PoolGroupDesc& group : layout.pool_groups()) {
     const auto level = static_cast<std::size_t>(group.level);
     pool_groups.emplace_back(group, backend, drivers[level], filler,
