@@ -122,6 +122,21 @@ Measurement request(Context& context) {
                  {});
 }
 
+// 256 steps of decoding, a page, of one request behind 32K tokens of history.
+Measurement decode(Context& context) {
+  StorageConfig config = v4(context.device());
+  config.constraints = {{{{33'024, 33'023}}, 0}};
+  Storage storage(config);
+  storage.wait_usable(kSparseHistoryLevel);
+  return time_ms(context.median_seconds([&] {
+    const auto pages = storage.create_request_pages(33'024);
+    for (std::int32_t length = 32'768; length < 33'024; ++length) {
+      if (!pages->resize(length + 1, length, 0)) throw NotAvailable("storage is too small");
+    }
+  }),
+                 {});
+}
+
 const Registration kPlans[] = {
     {"storage", "plan_v32_61", [](Context& c) { return plan(c, v32); }},
     {"storage", "plan_glm_78", [](Context& c) { return plan(c, glm); }},
@@ -133,6 +148,7 @@ const Registration kBuilds[] = {
     {"storage", "build_v4_43", [](Context& c) { return build(c, v4); }},
 };
 const Registration kRequest("storage", "request_v4_32k", request);
+const Registration kDecode("storage", "decode_v4_256_steps", decode);
 
 }  // namespace
 }  // namespace sparse_kvcm::bench

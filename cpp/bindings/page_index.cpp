@@ -162,13 +162,20 @@ void bind_converter(nb::module_& m) {
       .field("position", &ScratchEntry::position, "Of the page within the slot.")
       .done();
   using Converter = PageIndexConverter;
-  nb::class_<Converter> converter(m, "PageIndexConverter", kConverterDoc);
-  converter
-      .def("__init__", &make_converter, nb::kw_only(), arg("scale"), arg("expansion") = 1,
-           arg("position") = 0, arg("scratch_pages_per_page") = 1,
-           arg("mode") = PageIndexMode::kPerLayer,
-           nb::sig("def __init__(self, *, scale: int, expansion: int = 1, position: int = 0, "
-                   "scratch_pages_per_page: int = 1, mode: PageIndexMode = ...) -> None"))
+  Record<Converter> record(m, "PageIndexConverter", kConverterDoc);
+  record
+      .init(&make_converter, nb::kw_only(), arg("scale"), arg("expansion") = 1, arg("position") = 0,
+            arg("scratch_pages_per_page") = 1, arg("mode") = PageIndexMode::kPerLayer,
+            nb::sig("def __init__(self, *, scale: int, expansion: int = 1, position: int = 0, "
+                    "scratch_pages_per_page: int = 1, mode: PageIndexMode = ...) -> None"))
+      .field("scale", &Converter::scale, "Pages of this size per slot.")
+      .field("expansion", &Converter::expansion, "Kernel pages per page.")
+      .field("position", &Converter::position, "Of this buffer within its slot.")
+      .field("scratch_pages_per_page", &Converter::scratch_pages_per_page,
+             "Pages that one layer may need at once per scratch page.")
+      .field("mode", &Converter::mode, "What indices count from.")
+      .done();
+  record.type()
       .def("convert", &convert, arg("base"), arg("scratch_range") = nb::none(),
            arg("scratch_slots") = nb::none(),
            nb::sig("def convert(self, base: typing.Any, scratch_range: PageRange | None = None, "
@@ -199,13 +206,7 @@ void bind_converter(nb::module_& m) {
                 to_tokens("PageIndexConverter.scratch_slots", "num_pages", num_pages, 0));
           },
           arg("num_pages"), nb::sig("def scratch_slots(self, num_pages: int) -> int"),
-          "Slots that so many scratch pages share.")
-      .def_ro("scale", &Converter::scale, "Pages of this size per slot.")
-      .def_ro("expansion", &Converter::expansion, "Kernel pages per page.")
-      .def_ro("position", &Converter::position, "Of this buffer within its slot.")
-      .def_ro("scratch_pages_per_page", &Converter::scratch_pages_per_page,
-              "Pages that one layer may need at once per scratch page.")
-      .def_ro("mode", &Converter::mode, "What indices count from.");
+          "Slots that so many scratch pages share.");
 }
 
 }  // namespace

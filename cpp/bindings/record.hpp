@@ -36,6 +36,9 @@ class Record {
     return *this;
   }
 
+  // For methods.
+  [[nodiscard]] nanobind::class_<T>& type() { return class_; }
+
   // Ends the list of fields.
   void done() {
     class_.def("__repr__", [names = names_](nanobind::handle self) {

@@ -148,6 +148,16 @@ TEST_F(RequestPagesTest, DecodingGivesScratchBack) {
   EXPECT_EQ(used(1), 3);
 }
 
+TEST_F(RequestPagesTest, AStepThatGrowsWithinItsLastPageMayPutPagesInScratch) {
+  make(scratch_config());
+  const auto pages = request();
+  ASSERT_TRUE(pages->resize(10, 0, 0));  // the next query, at 10, reads [3, 10]
+  EXPECT_FALSE(pages->has_scratch_slots());
+  ASSERT_TRUE(pages->resize(11, 0, 0));
+  EXPECT_EQ(pages->get_swa_scratch_range(kWindow), (PageRange{0, 1}));
+  EXPECT_EQ(shape(*pages, kWindow), ".##");
+}
+
 TEST_F(RequestPagesTest, ChunksReuseTheScratchSlotsThatAreThere) {
   make(scratch_config());
   const auto pages = request();

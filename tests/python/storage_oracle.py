@@ -216,3 +216,51 @@ def granule(quota: int) -> int:
 
 def granules_for(slot_bytes: tuple[int, ...], slots: int, size: int) -> int:
     return sum(max(1, -(-slots * b // size)) for b in slot_bytes)
+
+
+def slots_for(slot_bytes: tuple[int, ...], granules: int, size: int) -> int:
+    """The most slots that so many granules hold."""
+    slots = granules * size // slot_bytes[0]
+    while slots > 0 and granules_for(slot_bytes, slots, size) > granules:
+        slots -= max(
+            1, (granules_for(slot_bytes, slots, size) - granules) * size // (2 * sum(slot_bytes))
+        )
+    while granules_for(slot_bytes, slots + 1, size) <= granules:
+        slots += 1
+    return slots if granules >= len(slot_bytes) else 0
+
+
+def slots_for_quota(
+    config: kvcm.StorageConfig, ratio: list[float], level: int, quota: int
+) -> list[int]:
+    """Deal granules by weight; who gets no more than the least is set to it and leaves.
+
+    `ratio` is given, since its last bit decides where a share is half a granule.
+    """
+    pools, least = pool_groups(config), min_slots(config)
+    size = granule(config.cache_tiers[level].quota)
+    homes = [g for g, p in enumerate(pools) if p.level == level]
+    floor = {g: granules_for(pools[g].slot_bytes, least[g], size) for g in homes}
+    left = max(sum(floor.values()), -(-quota // size))
+    slots = [0] * len(pools)
+    players = sorted(homes, key=lambda g: ratio[g])
+    while players:
+        shares: dict[int, int] = {}
+        granules, weight = left, 0.0
+        for g in players:
+            weight += ratio[g]
+        for g in players:
+            shares[g] = min(granules, int(np.floor(granules * (ratio[g] / weight) + 0.5)))
+            granules -= shares[g]
+            weight -= ratio[g]
+        dealt = {g: slots_for(pools[g].slot_bytes, shares[g], size) for g in players}
+        poor = [g for g in players if dealt[g] <= least[g]]
+        if not poor:
+            for g in players:
+                slots[g] = dealt[g]
+            break
+        for g in poor:
+            slots[g] = slots_for(pools[g].slot_bytes, floor[g], size)
+            left -= floor[g]
+        players = [g for g in players if g not in poor]
+    return slots

@@ -175,6 +175,14 @@ def test_slots_are_a_fair_share_of_the_quota(config: kvcm.StorageConfig, quota: 
             assert used == [total]
 
 
+@given(configs(), st.integers(1, 96 * MIB))
+def test_slots_are_dealt_as_the_rules_say(config: kvcm.StorageConfig, quota: int) -> None:
+    layout = kvcm.StorageLayout(config)
+    for level in range(layout.num_levels):
+        want = oracle.slots_for_quota(config, layout.pool_ratio(), level, quota)
+        assert layout.slots_for_quota(level, quota) == want
+
+
 def test_granules_are_dealt_lightest_first_and_floors_leave_the_deal() -> None:
     # 32 granules of 2 MiB, slots of one granule, by 0.1 : 0.25 : 0.65.
     layers = [dense_layer(i, 2 * MIB, window) for i, window in enumerate([None, 8, 16])]

@@ -77,6 +77,8 @@ class RequestPages {
   struct Plan;
 
   void check_resize(std::int32_t capacity, std::int32_t history_length) const;
+  [[nodiscard]] bool keeps_tables(KvCacheDesc request) const;
+  [[nodiscard]] bool move(std::int32_t capacity, std::int32_t history_length, Stream stream);
   [[nodiscard]] bool could_fit(KvCacheDesc request) const;
   [[nodiscard]] Plan plan_table(std::int32_t layer_group, KvCacheDesc request) const;
   [[nodiscard]] bool take_slots(std::int32_t layer_group, Plan& plan, Stream stream) const;

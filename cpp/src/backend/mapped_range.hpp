@@ -36,9 +36,10 @@ class MappedRange {
   // the granule at hand, until start_filling().
   // Throws InvalidArgument if `bytes` is beyond the reservation or not whole granules.
   void resize(std::size_t bytes);
-  // Lets the filler go on. A call of its own, since the kernel maps for one thread at a time and
-  // filling would hold up whoever maps the next range. No-op if it is at it or done.
+  // Lets the filler go on, and makes it stop behind the granule at hand. Calls of their own, since
+  // the kernel changes mappings for one thread at a time: filling holds up whoever maps or unmaps.
   void start_filling() noexcept;
+  void stop_filling() noexcept;
 
   [[nodiscard]] std::byte* address() const { return address_; }
   [[nodiscard]] bool is_host_memory() const { return driver_->is_host_memory(); }
@@ -58,7 +59,6 @@ class MappedRange {
  private:
   void grow(std::size_t bytes);
   void unmap_down_to(std::size_t bytes) noexcept;
-  void stop_filling() noexcept;
 
   std::shared_ptr<MemoryDriver> driver_;
   std::shared_ptr<Filler> filler_;

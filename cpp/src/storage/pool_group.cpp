@@ -53,6 +53,10 @@ void PoolGroup::start_filling() noexcept {
   for (const Pool& pool : pools_) pool.memory->start_filling();
 }
 
+void PoolGroup::stop_filling() noexcept {
+  for (const Pool& pool : pools_) pool.memory->stop_filling();
+}
+
 void PoolGroup::wait_usable() const {
   for (const Pool& pool : pools_) pool.memory->wait_usable(pool.memory->mapped_bytes());
 }

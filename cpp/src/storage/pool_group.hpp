@@ -32,8 +32,9 @@ class PoolGroup {
   void shrink(std::int32_t num_slots);
   // Unmaps what no slot in use needs. Waits for the device if that is something.
   void trim();
-  // Lets the memory be filled that the above have left unfilled.
+  // Lets memory be filled, which the above have stopped, and stops it.
   void start_filling() noexcept;
+  void stop_filling() noexcept;
   void wait_usable() const;
 
   // Takes newly filled slots into use; call before asking the allocators for some.

@@ -63,7 +63,7 @@ std::vector<std::int64_t> deal(const std::vector<Hand>& hands, std::int64_t gran
   for (const Hand& hand : hands) {
     const auto share = static_cast<std::int64_t>(
         std::floor(static_cast<double>(granules) * (hand.weight / weight) + 0.5));
-    shares.push_back(&hand == &hands.back() ? granules : std::min(share, granules));
+    shares.push_back(std::min(share, granules));
     granules -= shares.back();
     weight -= hand.weight;
   }

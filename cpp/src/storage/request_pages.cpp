@@ -138,8 +138,34 @@ bool RequestPages::could_fit(KvCacheDesc request) const {
   return true;
 }
 
+// Most steps of decoding: the new token falls into a page that is there, and no page leaves a window.
+// (What was in scratch is stale now, so a step behind one never keeps its tables.)
+bool RequestPages::keeps_tables(KvCacheDesc request) const {
+  const StorageLayout& layout = storage_->layout;
+  const std::int32_t tokens = layout.config().tokens_per_block;
+  if (ceil_div(request.capacity, tokens) != ceil_div(capacity_, tokens)) return false;
+  for (std::int32_t group = 0; std::cmp_less(group, tables_.size()); ++group) {
+    const LifeCycle& life_cycle = layout.layer_groups()[static_cast<std::size_t>(group)].life_cycle;
+    if (stale_pages(life_cycle, tokens, request.history_length) !=
+        stale_pages(life_cycle, tokens, history_length_)) {
+      return false;
+    }
+    if (scratch_reuse_ && layout.scratch_range(group, request).size() > 0) return false;
+  }
+  return true;
+}
+
 bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream) {
   check_resize(capacity, history_length);
+  if (!keeps_tables({capacity, history_length}) && !move(capacity, history_length, stream)) {
+    return false;
+  }
+  capacity_ = capacity;
+  history_length_ = history_length;
+  return true;
+}
+
+bool RequestPages::move(std::int32_t capacity, std::int32_t history_length, Stream stream) {
   if (!could_fit({capacity, history_length})) return false;
   std::vector<Plan> plans;
   bool enough = true;
@@ -163,10 +189,7 @@ bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, St
     undo(plans);
     throw;
   }
-  if (!enough) return false;
-  capacity_ = capacity;
-  history_length_ = history_length;
-  return true;
+  return enough;
 }
 
 // Host pages for the whole capacity, in one run where possible.

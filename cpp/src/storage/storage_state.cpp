@@ -78,6 +78,7 @@ void StorageState::resize(std::int32_t level, std::int64_t quota) {
   const std::vector<std::int64_t> slots = layout.slots_for_quota(level, effective);
   check_indices(slots);
 
+  stop_filling();
   std::vector<std::pair<PoolGroup*, std::int32_t>> grown;
   try {
     for (std::size_t g = 0; g < pool_groups.size(); ++g) {
@@ -101,6 +102,7 @@ void StorageState::resize(std::int32_t level, std::int64_t quota) {
 }
 
 void StorageState::trim() {
+  stop_filling();
   try {
     for (PoolGroup& group : pool_groups) group.trim();
   } catch (...) {
@@ -108,6 +110,10 @@ void StorageState::trim() {
     throw;
   }
   start_filling();
+}
+
+void StorageState::stop_filling() noexcept {
+  for (PoolGroup& group : pool_groups) group.stop_filling();
 }
 
 void StorageState::start_filling() noexcept {

@@ -14,6 +14,9 @@ namespace sparse_kvcm {
 class StorageState {
  public:
   StorageState(const StorageConfig& config, std::shared_ptr<Backend> backend);
+  ~StorageState() { stop_filling(); }
+  StorageState(const StorageState&) = delete;
+  StorageState& operator=(const StorageState&) = delete;
 
   // As Storage's.
   void resize(std::int32_t level, std::int64_t quota);
@@ -37,6 +40,7 @@ class StorageState {
  private:
   void make_pool_groups();
   void start_filling() noexcept;
+  void stop_filling() noexcept;
   void check_indices(const std::vector<std::int64_t>& slots) const;
 
   std::vector<std::int64_t> max_quotas_;  // [num_levels]
