@@ -183,29 +183,29 @@ def test_slots_are_dealt_as_the_rules_say(config: kvcm.StorageConfig, quota: int
         assert layout.slots_for_quota(level, quota) == want
 
 
-def test_granules_are_dealt_lightest_first_and_floors_leave_the_deal() -> None:
-    # 32 granules of 2 MiB, slots of one granule, by 0.1 : 0.25 : 0.65.
-    layers = [dense_layer(i, 2 * MIB, window) for i, window in enumerate([None, 8, 16])]
-    config = make_config(
-        layers,
-        cache_tiers=[kvcm.CacheTierConfig(kvcm.CacheTier.GPU_MEM, 64 * MIB)],
-        initial_pool_ratio=[1.0],
-    )
+def dealt(ratio: list[float], quota: int) -> list[int]:
+    """Slots of three pool groups, whose slots are 1, 1/2 and 1/4 granules."""
+    windows = [None, 8, 16]
+    layers = [dense_layer(i, 2 * MIB >> i, window) for i, window in enumerate(windows)]
+    tiers = [kvcm.CacheTierConfig(kvcm.CacheTier.GPU_MEM, quota)]
+    config = make_config(layers, cache_tiers=tiers, initial_pool_ratio=ratio)
+    return kvcm.StorageLayout(config).slots_for_quota(0, quota)
+
+
+def test_granules_are_dealt_lightest_first() -> None:
+    # 50 granules: 7.5 are 8 of them, then 42 * 0.25 / 0.85 are 12, which leaves 30.
+    assert dealt([0.6, 0.25, 0.15], 100 * MIB) == [30, 12 * 2, 8 * 4]
+
+
+def test_who_gets_too_little_is_set_to_the_floor_and_leaves_the_deal() -> None:
+    # The first group's floor is 6 slots: the 5 of the widest window, with headroom. Of 32 granules
+    # it gets 6 instead of 3; the others share 26 by 0.25 : 0.65, 7 and 19.
+    assert dealt([0.1, 0.25, 0.65], 64 * MIB) == [6, 7 * 2, 19 * 4]
+
+
+def test_a_pool_group_alone_has_the_whole_tier() -> None:
+    config = make_config([dense_layer(0, 2 * MIB)], initial_pool_ratio=[1.0])
     assert kvcm.StorageLayout(config).slots_for_quota(0, 64 * MIB) == [32]
-    sizes = [2 * MIB, MIB, MIB // 2]
-    layers = [dense_layer(i, size) for i, size in enumerate(sizes)]
-    layers = [
-        kvcm.LayerConfig(layer.layer_id, layer.buffers, window)
-        for layer, window in zip(layers, [None, 8, 16], strict=True)
-    ]
-    config = make_config(
-        layers,
-        cache_tiers=[kvcm.CacheTierConfig(kvcm.CacheTier.GPU_MEM, 64 * MIB)],
-        initial_pool_ratio=[0.1, 0.25, 0.65],
-    )
-    # The first group's floor is 6 slots (5 of the widest window, with headroom). 3 granules are
-    # less: it gets 6, the others share 26 by 0.25 : 0.65, 7 and 19.
-    assert kvcm.StorageLayout(config).slots_for_quota(0, 64 * MIB) == [6, 14, 76]
 
 
 @pytest.mark.parametrize(
