@@ -234,3 +234,9 @@ def test_rows_are_filled_up_with_minus_one(length: int) -> None:
     request.copy_base_page_indices(0, row)
     assert (row[-(-length // 4) :] == -1).all()
     assert (row[: -(-length // 4)] >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["ScratchDesc", "get_scratch_desc", "enter_decode", "is_decoding"])
+def test_names_that_went_before_the_scratch_calls_are_gone(name: str) -> None:
+    for owner in (kvcm, kvcm.Storage, kvcm.RequestPages, kvcm.KvCache):
+        assert not hasattr(owner, name)

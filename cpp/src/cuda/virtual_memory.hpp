@@ -1,7 +1,8 @@
 // Virtual memory on an NVIDIA GPU, and pinned host memory that grows in place.
 //
 // Device memory goes through the driver's cuMem calls, whose entry points come from the driver at
-// run time: nothing links against libcuda. Host memory is mmap plus cudaHostRegister by granule.
+// run time: nothing links against libcuda. Host memory is mmap plus cudaHostRegister by granule:
+// kernels may cross from one granule to the next, a cudaMemcpy may not.
 #pragma once
 
 #include <cudaTypedefs.h>
