@@ -21,7 +21,8 @@ void bind_records(nb::module_& m) {
   Record<PoolDesc>(m, "PoolDesc", "One range of addresses, [num_slots, slot_bytes].")
       .field("base_address", &PoolDesc::base_address, "Its first byte.")
       .field("slot_bytes", &PoolDesc::slot_bytes, "Bytes from slot to slot.")
-      .field("num_slots", &PoolDesc::num_slots, "Slots at the present size.")
+      .field("num_slots", &PoolDesc::num_slots,
+             "Slots that may be in use now, those that drain included.")
       .field("storage_medium", &PoolDesc::storage_medium, "Where it lies.")
       .done();
   using Pool = PoolGroupStatistics;
@@ -106,7 +107,7 @@ void bind_addressing(nb::class_<Storage>& storage) {
            by_buffer("Storage.get_page_index_upper_bound", &S::get_page_index_upper_bound),
            arg("layer_id"), arg("role"),
            nb::sig("def get_page_index_upper_bound(self, layer_id: int, role: str) -> int"),
-           "One more than the largest page index of mode SHARED at the present size.")
+           "Page indices of mode SHARED are below it, those of slots that drain too.")
       .def("get_page_index_converter",
            by_buffer_and_mode("Storage.get_page_index_converter", &S::get_page_index_converter),
            arg("layer_id"), arg("role"), arg("mode"),
@@ -125,7 +126,7 @@ void bind_addressing(nb::class_<Storage>& storage) {
       .def("pool_group_descs", &S::pool_group_descs, "Pools of each pool group.")
       .def("pool_memory", &pool_memory, arg("pool_group"), arg("pool"),
            nb::sig("def pool_memory(self, pool_group: int, pool: int) -> typing.Any"),
-           "Memory of one pool, uint8 (num_slots, slot_bytes), at the present size.\n\n"
+           "Memory of one pool, uint8 (num_slots, slot_bytes) as in its PoolDesc.\n\n"
            "What a later shrink takes away must not be touched any more.");
 }
 

@@ -63,7 +63,7 @@ TEST(StorageTest, BothModesReachTheSameBytes) {
   }
 }
 
-TEST(StorageTest, TheUpperBoundIsOneMoreThanTheLastIndex) {
+TEST(StorageTest, TheUpperBoundEndsWithThePool) {
   const Storage storage(pair_config());
   const std::int64_t slots = storage.pool_group_descs()[0][0].num_slots;
   EXPECT_EQ(storage.get_page_index_upper_bound(0, "K"), 2 * slots);
@@ -205,11 +205,15 @@ TEST(StorageTest, AShrinkDrainsLiveSlotsAndThenGivesMemoryBack) {
   EXPECT_EQ(now.free, 0);
   EXPECT_EQ(storage.get_num_bytes(0), 22 * kMiB);
   EXPECT_EQ(high->get_base_page_indices(0).back(), 21);
+  EXPECT_EQ(storage.get_page_index_upper_bound(0, "K"), 22);
+  EXPECT_EQ(storage.pool_group_descs()[0][0].num_slots, 22);
+  EXPECT_EQ(storage.pool_memory(0, 0).shape, (std::vector<std::int64_t>{22, kMiB}));
   EXPECT_FALSE(low->resize(4 * 3, 0, 0));
   high->close(0);
   now = storage.get_storage_statistics(0)[0];
   EXPECT_EQ(now.total, 8);
   EXPECT_EQ(now.free, 6);
+  EXPECT_EQ(storage.get_page_index_upper_bound(0, "K"), 8);
   storage.trim();
   EXPECT_EQ(storage.get_num_bytes(0), 8 * kMiB);
 }

@@ -25,7 +25,7 @@ class StorageState;  // src/storage
 struct PoolDesc {
   std::uintptr_t base_address = 0;  // on the device; for host memory that the host sees, the same
   std::int64_t slot_bytes = 0;
-  std::int64_t num_slots = 0;
+  std::int64_t num_slots = 0;  // that may be in use now, those that drain included
   CacheTier storage_medium = CacheTier::kGpuMem;
 };
 
@@ -77,7 +77,8 @@ class Storage {
   // Pages of that buffer's size per slot.
   [[nodiscard]] std::int32_t get_page_index_scale(std::int32_t layer_id,
                                                   std::string_view role) const;
-  // One more than the largest page index of mode SHARED at the present size.
+  // Page indices of mode SHARED are below it: the pages from that mode's address to the end of the
+  // pool, slots that drain included.
   [[nodiscard]] std::int64_t get_page_index_upper_bound(std::int32_t layer_id,
                                                         std::string_view role) const;
   // Throws InvalidArgument too where supports_index_mode() is false.
@@ -92,8 +93,8 @@ class Storage {
 
   // Pools of each pool group, [num_pool_groups][pools].
   [[nodiscard]] std::vector<std::vector<PoolDesc>> pool_group_descs() const;
-  // Memory of one pool, [num_slots, slot_bytes] at the present size. What a shrink takes away must
-  // not be read any more. Throws InvalidArgument for an unknown pool.
+  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. What a later shrink takes away
+  // must not be touched any more. Throws InvalidArgument for an unknown pool.
   [[nodiscard]] MemoryView pool_memory(std::int32_t pool_group, std::int32_t pool) const;
 
   // A request without pages. Throws InvalidArgument for a negative length.

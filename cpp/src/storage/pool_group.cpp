@@ -42,7 +42,7 @@ void PoolGroup::shrink(std::int32_t num_slots) {
 }
 
 void PoolGroup::trim() {
-  const std::int32_t slots = std::max(goal_, extent());
+  const std::int32_t slots = num_addressed();
   for (const Pool& pool : pools_) {
     const std::size_t bytes = bytes_for(pool, slots);
     if (bytes < pool.memory->mapped_bytes()) pool.memory->resize(bytes);
@@ -74,8 +74,8 @@ std::int32_t PoolGroup::num_draining() const {
   return std::visit([](const auto& a) { return a.num_draining(); }, allocator_);
 }
 
-std::int32_t PoolGroup::extent() const {
-  return std::visit([](const auto& a) { return a.extent(); }, allocator_);
+std::int32_t PoolGroup::num_addressed() const {
+  return std::max(goal_, std::visit([](const auto& a) { return a.extent(); }, allocator_));
 }
 
 void PoolGroup::set_target(std::int32_t num_slots) {

@@ -43,6 +43,8 @@ class PoolGroup {
   [[nodiscard]] PageAllocator& pages() { return std::get<PageAllocator>(allocator_); }
 
   [[nodiscard]] std::int32_t num_slots() const { return goal_; }
+  // Slots from the first to the last that may be in use, those that drain too.
+  [[nodiscard]] std::int32_t num_addressed() const;
   [[nodiscard]] std::int32_t num_free() const;
   [[nodiscard]] std::int32_t num_draining() const;
   [[nodiscard]] std::int64_t mapped_bytes() const;
@@ -56,7 +58,6 @@ class PoolGroup {
   };
   [[nodiscard]] std::size_t bytes_for(const Pool& pool, std::int32_t num_slots) const;
   [[nodiscard]] std::int32_t num_usable() const;
-  [[nodiscard]] std::int32_t extent() const;
   void set_target(std::int32_t num_slots);
 
   std::vector<Pool> pools_;

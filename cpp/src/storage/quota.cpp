@@ -39,7 +39,7 @@ std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int6
 std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t granules,
                        std::int64_t granule) {
   std::int64_t low = 0;
-  std::int64_t high = std::min(kMaxSlots, granules * granule / slot_bytes.front()) + 1;
+  std::int64_t high = std::min(kMaxSlots, granules * granule / std::ranges::max(slot_bytes)) + 1;
   while (high - low > 1) {
     const std::int64_t middle = low + (high - low) / 2;
     (granules_for(slot_bytes, middle, granule) <= granules ? low : high) = middle;

@@ -89,7 +89,7 @@ std::int64_t Storage::get_page_index_upper_bound(std::int32_t layer_id,
   const BufferPlace& place =
       dense_place(*state_, "Storage.get_page_index_upper_bound", layer_id, role);
   const std::int64_t slots =
-      state_->pool_groups[static_cast<std::size_t>(place.pool_group)].num_slots();
+      state_->pool_groups[static_cast<std::size_t>(place.pool_group)].num_addressed();
   const PageIndexConverter& converter = place.converter;
   return (converter.scale * slots - converter.position) * converter.expansion;
 }
@@ -103,7 +103,7 @@ std::vector<std::vector<PoolDesc>> Storage::pool_group_descs() const {
     pools.reserve(group.slot_bytes.size());
     for (std::int32_t pool = 0; pool < memory.num_pools(); ++pool) {
       pools.push_back({reinterpret_cast<std::uintptr_t>(memory.pool(pool)->address()),
-                       group.slot_bytes[static_cast<std::size_t>(pool)], memory.num_slots(),
+                       group.slot_bytes[static_cast<std::size_t>(pool)], memory.num_addressed(),
                        config().cache_tiers[static_cast<std::size_t>(group.level)].tier});
     }
     descs.push_back(std::move(pools));
@@ -126,7 +126,7 @@ MemoryView Storage::pool_memory(std::int32_t pool_group, std::int32_t pool) cons
       groups[static_cast<std::size_t>(pool_group)].slot_bytes[static_cast<std::size_t>(pool)];
   return {memory->is_host_memory() ? memory->address() : nullptr,
           memory->address(),
-          {group.num_slots(), slot_bytes},
+          {group.num_addressed(), slot_bytes},
           memory};
 }
 
