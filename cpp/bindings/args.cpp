@@ -1,5 +1,6 @@
 #include "args.hpp"
 
+#include <cmath>
 #include <optional>
 
 namespace sparse_kvcm::bindings {
@@ -68,6 +69,23 @@ std::int64_t to_int64(const char* function, std::string_view name, nb::handle va
                   digits.empty() ? "a longer int" : digits);
   }
   return result;
+}
+
+double to_double(const char* function, std::string_view name, nb::handle value) {
+  const bool number = !PyBool_Check(value.ptr()) && PyNumber_Check(value.ptr());
+  const double result = number ? PyFloat_AsDouble(value.ptr()) : 0;
+  if (!number || PyErr_Occurred() != nullptr || !std::isfinite(result)) {
+    drop_error();
+    fail_argument(function, name, " must be a finite number, got ", describe(value));
+  }
+  return result;
+}
+
+bool to_bool(const char* function, std::string_view name, nb::handle value) {
+  if (!PyBool_Check(value.ptr())) {
+    fail_argument(function, name, " must be a bool, got ", describe(value));
+  }
+  return value.ptr() == Py_True;
 }
 
 std::vector<nb::object> to_items(const char* function, std::string_view name, nb::handle value,

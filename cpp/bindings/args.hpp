@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,10 @@ template <class T>
       to_int64(function, name, value, std::int64_t{std::numeric_limits<T>::min()}, kMax));
 }
 
+// A finite number: a float, or what Python takes as one; not bool.
+[[nodiscard]] double to_double(const char* function, std::string_view name, nb::handle value);
+[[nodiscard]] bool to_bool(const char* function, std::string_view name, nb::handle value);
+
 [[nodiscard]] inline Stream to_stream(const char* function, nb::handle value) {
   return to_int<Stream>(function, "stream", value);
 }
@@ -70,6 +75,14 @@ struct IntItem {
 // A str without what text in C++ cannot have: lone surrogates and null characters.
 [[nodiscard]] std::string to_text(const char* function, std::string_view name, nb::handle value);
 
+// None, or what `convert` makes of the value.
+template <class Convert>
+[[nodiscard]] auto to_optional(nb::handle value, Convert convert)
+    -> std::optional<decltype(convert(value))> {
+  if (value.is_none()) return std::nullopt;
+  return convert(value);
+}
+
 // An instance of the bound class T.
 template <class T>
 [[nodiscard]] T& to_instance(const char* function, std::string_view name, nb::handle value) {
@@ -80,6 +93,29 @@ template <class T>
                   ", got ", describe(value));
   }
   return *instance;
+}
+
+// A member of the bound enum T.
+template <class T>
+[[nodiscard]] T to_enum(const char* function, std::string_view name, nb::handle value) {
+  T member{};
+  if (!nb::try_cast(value, member, false)) {
+    fail_argument(function, name, " must be a ", nb::str(nb::type<T>().attr("__name__")).c_str(),
+                  ", got ", describe(value));
+  }
+  return member;
+}
+
+// Instances of the bound class T.
+template <class T>
+[[nodiscard]] std::vector<T> to_instances(const char* function, std::string_view name,
+                                          nb::handle value) {
+  std::vector<T> result;
+  const nb::str type = nb::str(nb::type<T>().attr("__name__"));
+  for (const nb::object& item : to_items(function, name, value, type.c_str())) {
+    result.push_back(to_instance<T>(function, item_name(name, result.size()), item));
+  }
+  return result;
 }
 
 }  // namespace sparse_kvcm::bindings

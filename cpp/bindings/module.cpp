@@ -9,6 +9,11 @@ NB_MODULE(_core, m) {
   sparse_kvcm::bindings::bind_errors(m);
   sparse_kvcm::bindings::bind_device(m);
   sparse_kvcm::bindings::bind_config(m);
+  sparse_kvcm::bindings::bind_storage_config(m);
+  sparse_kvcm::bindings::bind_page_index(m);
+  sparse_kvcm::bindings::bind_storage_layout(m);
+  sparse_kvcm::bindings::bind_request_pages(m);
+  sparse_kvcm::bindings::bind_storage(m);
   sparse_kvcm::bindings::bind_ops(m);
   sparse_kvcm::bindings::bind_kv_cache(m);
   sparse_kvcm::bindings::bind_batch(m);

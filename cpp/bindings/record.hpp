@@ -1,5 +1,5 @@
 // Binds a plain C++ struct as a read-only Python class with a repr and, where it can be compared,
-// equality.
+// equality. Users can make one only if it is given a constructor.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -28,6 +28,16 @@ class Record {
     names_.emplace_back(name);
     return *this;
   }
+
+  // A constructor, for records that users make.
+  template <class... Args>
+  Record& init(const Args&... args) {
+    class_.def("__init__", args...);
+    return *this;
+  }
+
+  // For methods.
+  [[nodiscard]] nanobind::class_<T>& type() { return class_; }
 
   // Ends the list of fields.
   void done() {

@@ -19,7 +19,7 @@ struct DeviceFault : std::runtime_error {
   DeviceFault() : std::runtime_error("the device failed") {}
 };
 
-class FaultyBackend final : public Backend {
+class FaultyBackend : public Backend {
  public:
   explicit FaultyBackend(Device device = {}) : inner_(backend_for(device)) {}
 
@@ -48,6 +48,9 @@ class FaultyBackend final : public Backend {
     if (options.warn && !warning_.empty()) options.warn(warning_);
     return device().kind == DeviceKind::kCpu ? inner_->allocate_pinned(bytes, options)
                                              : make_shared_buffer(device(), bytes);
+  }
+  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override {
+    return inner_->memory_driver(kind);
   }
   void upload(std::span<const Upload> uploads, Stream stream) override {
     if (left_ == 0) inner_->upload(uploads.first(uploads.size() / 2), stream);

@@ -83,6 +83,70 @@ TEST(PageAllocatorTest, AnAllocatorWithoutPagesRefusesEverything) {
   EXPECT_TRUE(allocator.grow(pages, 0, 0));
 }
 
+TEST(PageAllocatorTest, PagesBeyondAShrinkDrainWhereTheyAre) {
+  PageAllocator allocator(8);
+  Pages low;
+  Pages high;
+  ASSERT_TRUE(allocator.grow(low, 2, 2));
+  ASSERT_TRUE(allocator.grow(high, 5, 5));
+  allocator.set_target(4);
+  EXPECT_EQ(allocator.num_free(), 0);
+  EXPECT_EQ(allocator.num_draining(), 3);
+  EXPECT_EQ(allocator.extent(), 7);
+  allocator.shrink(high, 0);
+  EXPECT_EQ(allocator.num_draining(), 0);
+  EXPECT_EQ(allocator.num_free(), 2);
+  EXPECT_EQ(allocator.extent(), 4);
+}
+
+TEST(PageAllocatorTest, AShrinkThatIsTakenBackGivesItsPagesBackAsOneRun) {
+  PageAllocator allocator(8);
+  Pages pages;
+  ASSERT_TRUE(allocator.grow(pages, 8, 8));
+  allocator.set_target(3);
+  allocator.shrink(pages, 0);
+  allocator.set_target(10);
+  ASSERT_TRUE(allocator.grow(pages, 10, 10));
+  EXPECT_EQ(pages, range(0, 10));
+}
+
+TEST(PageAllocatorTest, RandomTargetsNeverMoveOrLoseAPage) {
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    std::int32_t target = 40;
+    PageAllocator allocator(target);
+    std::vector<Pages> requests(5);
+    for (int step = 0; step < 200; ++step) {
+      Pages& pages = requests[random() % requests.size()];
+      const Pages before = pages;
+      const auto count = static_cast<std::int32_t>(random() % 16);
+      const auto dice = random() % 4;
+      if (dice == 0) {
+        target = static_cast<std::int32_t>(random() % 64);
+        allocator.set_target(target);
+      } else if (dice == 1) {
+        allocator.shrink(pages, count);
+      } else {
+        allocator.grow(pages, count, count + 8);
+        for (std::size_t i = before.size(); i < pages.size(); ++i) ASSERT_LT(pages[i], target);
+      }
+      ASSERT_TRUE(std::equal(
+          pages.begin(),
+          pages.begin() + static_cast<std::ptrdiff_t>(std::min(pages.size(), before.size())),
+          before.begin()));
+      Pages used;
+      for (const Pages& p : requests) used.insert(used.end(), p.begin(), p.end());
+      std::sort(used.begin(), used.end());
+      ASSERT_EQ(std::adjacent_find(used.begin(), used.end()), used.end());
+      const auto draining = used.end() - std::lower_bound(used.begin(), used.end(), target);
+      ASSERT_EQ(allocator.num_draining(), draining);
+      ASSERT_EQ(allocator.num_free(), target - (std::ssize(used) - draining));
+      ASSERT_EQ(allocator.extent(), used.empty() ? target : std::max(target, used.back() + 1));
+    }
+  }
+}
+
 TEST(PageAllocatorTest, RandomGrowthAndReturnNeverSharesOrLosesAPage) {
   constexpr std::int32_t kPages = 97;
   for (std::uint32_t seed = 0; seed < 200; ++seed) {

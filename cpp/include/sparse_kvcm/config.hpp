@@ -5,17 +5,10 @@
 #include <functional>
 #include <vector>
 
+#include "sparse_kvcm/storage_config.hpp"
 #include "sparse_kvcm/types.hpp"
-#include "sparse_kvcm/unit_layout.hpp"
 
 namespace sparse_kvcm {
-
-// The layers that use one selection. The first owns the indexer (leader), the rest follow it.
-struct SelectionGroupConfig {
-  std::vector<std::int32_t> layers;  // member layers, >= 1; a layer is in one group only
-  std::int32_t top_k = 0;    // K: widest selection, in [1, cached_slots]; on a GPU as ops.hpp says
-  UnitLayout layout{{576}};  // of each member layer
-};
 
 struct KvCacheManagerConfig {
   Device device;
@@ -54,5 +47,10 @@ struct KvCacheOptions {
 
 // Throws InvalidArgument, naming the first field that is wrong, its limits and its value.
 void check(const KvCacheManagerConfig& config);
+
+// The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", and
+// a host tier for at least `host_pages` pages. Add dense layers and their quota to it for models
+// that have some. Throws InvalidArgument as check() does.
+[[nodiscard]] StorageConfig storage_config(const KvCacheManagerConfig& config);
 
 }  // namespace sparse_kvcm

@@ -13,18 +13,11 @@
 #include "sparse_kvcm/batch.hpp"
 #include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/kv_cache.hpp"
+#include "sparse_kvcm/memory_view.hpp"
 
 namespace sparse_kvcm {
 
 class ManagerState;  // src/manager
-
-// A view of memory that the manager owns, for as long as `owner` lives.
-struct MemoryView {
-  std::byte* data = nullptr;         // host address; null for memory of a GPU
-  std::byte* device_data = nullptr;  // device address
-  std::vector<std::int64_t> shape;   // of uint8, dense
-  std::shared_ptr<const void> owner;
-};
 
 struct MemoryUse {
   std::int64_t arena_bytes = 0;     // device: leases of all member layers, trash page included

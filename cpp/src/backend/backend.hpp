@@ -8,11 +8,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "backend/memory_driver.hpp"
 #include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/ops.hpp"
 #include "sparse_kvcm/types.hpp"
@@ -54,6 +56,8 @@ struct PinnedOptions {
   std::size_t chunk_bytes = 0;  // most of one registration, >= 2 MiB; 0 = what suits the kernel
 };
 
+enum class MemoryKind : std::uint8_t { kDevice, kPinned };
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -65,6 +69,9 @@ class Backend {
   // Throws HostMemoryError, which names the limit, and what options.progress throws.
   [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes,
                                                   const PinnedOptions& options = {}) = 0;
+
+  // What backs ranges that grow and shrink (mapped_range.hpp). Made anew by each call.
+  [[nodiscard]] virtual std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) = 0;
 
   // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
   virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;

@@ -2,6 +2,8 @@
 //   if (k < 1) fail_argument("resolve", "k must be >= 1, got ", k);
 #pragma once
 
+#include <array>
+#include <charconv>
 #include <concepts>
 #include <cstdint>
 #include <string>
@@ -17,6 +19,13 @@ inline void append_part(std::string& text, std::string_view part) { text += part
 template <std::integral T>
 void append_part(std::string& text, T part) {
   text += std::to_string(part);
+}
+
+template <std::floating_point T>
+void append_part(std::string& text, T part) {
+  std::array<char, 32> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), part).ptr;
+  text.append(digits.data(), static_cast<std::size_t>(end - digits.data()));
 }
 
 template <std::same_as<const void*> T>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "backend/backend.hpp"
@@ -21,6 +22,7 @@ class CudaBackend final : public Backend {
 
   [[nodiscard]] BufferPtr allocate_device(std::size_t bytes) override;
   [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes, const PinnedOptions& options) override;
+  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override;
 
   void upload(std::span<const Upload> uploads, Stream stream) override;
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/check.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -79,6 +80,29 @@ void check(const KvCacheManagerConfig& config) {
   check_range("host_pages", config.host_pages, 1, kMaxSlots);
   check_range("max_leases", config.max_leases, 1, kMaxSlots);
   check_groups(config);
+}
+
+StorageConfig storage_config(const KvCacheManagerConfig& config) {
+  check(config);
+  StorageConfig storage;
+  storage.device = config.device;
+  storage.tokens_per_block = config.tokens_per_block;
+  storage.tokens_per_unit = config.tokens_per_unit;
+  storage.selection_groups = config.groups;
+  for (const SelectionGroupConfig& group : config.groups) {
+    const std::int64_t page_bytes = group.layout.page_bytes(config.units_per_page());
+    for (const std::int32_t layer : group.layers) {
+      storage.layers.push_back({layer, {{"KEY", page_bytes, {}, true}}, {}, {}});
+    }
+  }
+  storage.cache_tiers = {{CacheTier::kGpuMem, 1, 0}, {CacheTier::kHostMem, 1, 0}};
+  // Granules grow with the quota, so ask until it stays.
+  std::int64_t& quota = storage.cache_tiers[kSparseHistoryLevel].quota;
+  for (std::int64_t before = 0; before != quota;) {
+    before = quota;
+    quota = StorageLayout(storage).get_num_bytes(0, config.host_pages);
+  }
+  return storage;
 }
 
 }  // namespace sparse_kvcm

@@ -6,8 +6,46 @@
 
 namespace sparse_kvcm {
 
-PageAllocator::PageAllocator(std::int32_t num_pages) : num_free_(num_pages) {
+PageAllocator::PageAllocator(std::int32_t num_pages)
+    : num_free_(num_pages), target_(num_pages), known_(num_pages) {
   if (num_pages > 0) runs_.emplace(0, Run{num_pages, false});
+}
+
+void PageAllocator::set_target(std::int32_t num_pages) {
+  target_ = num_pages;
+  // Free runs that now reach beyond.
+  for (auto run = runs_.end(); run != runs_.begin();) {
+    --run;
+    const std::int32_t end = run->first + run->second.size;
+    if (end <= target_) break;
+    const std::int32_t first = std::max(run->first, target_);
+    num_free_ -= end - first;
+    insert_drained(first, end - first);
+    run->second.size -= end - first;
+    if (run->second.size == 0) run = runs_.erase(run);
+  }
+  // Drained ones that no longer do.
+  while (!drained_.empty() && drained_.begin()->first < target_) {
+    const auto [first, size] = *drained_.begin();
+    drained_.erase(drained_.begin());
+    insert_free(first, size);
+  }
+  if (target_ > known_) {
+    insert_free(known_, target_ - known_);
+    known_ = target_;
+  }
+}
+
+std::int32_t PageAllocator::num_draining() const {
+  std::int32_t drained = 0;
+  for (const auto& [first, size] : drained_) drained += size;
+  return known_ - target_ - drained;
+}
+
+std::int32_t PageAllocator::extent() const {
+  if (drained_.empty()) return known_;
+  const auto& [first, size] = *drained_.rbegin();
+  return first + size == known_ ? first : known_;
 }
 
 bool PageAllocator::grow(std::vector<std::int32_t>& pages, std::int32_t count,
@@ -108,8 +146,15 @@ void PageAllocator::take_front(Runs::iterator run, std::int32_t count,
   num_free_ -= count;
 }
 
-// Adds an unclaimed run and joins it with the unclaimed runs that touch it.
+// Adds an unclaimed run, what of it lies below the target, and joins it with the unclaimed runs that
+// touch it.
 void PageAllocator::insert_free(std::int32_t first, std::int32_t size) {
+  if (first + size > target_) {
+    const std::int32_t beyond = std::max(first, target_);
+    insert_drained(beyond, first + size - beyond);
+    size = beyond - first;
+    if (size <= 0) return;
+  }
   num_free_ += size;
   auto next = runs_.lower_bound(first);
   if (next != runs_.begin()) {
@@ -125,6 +170,23 @@ void PageAllocator::insert_free(std::int32_t first, std::int32_t size) {
     runs_.erase(next);
   }
   runs_[first] = Run{size, false};
+}
+
+void PageAllocator::insert_drained(std::int32_t first, std::int32_t size) {
+  const auto next = drained_.lower_bound(first);
+  if (next != drained_.end() && first + size == next->first) {
+    size += next->second;
+    drained_.erase(next);
+  }
+  const auto behind = drained_.lower_bound(first);
+  if (behind != drained_.begin()) {
+    const auto before = std::prev(behind);
+    if (before->first + before->second == first) {
+      before->second += size;
+      return;
+    }
+  }
+  drained_.emplace(first, size);
 }
 
 void PageAllocator::unclaim(std::int32_t first) {

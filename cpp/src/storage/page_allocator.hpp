@@ -5,8 +5,12 @@
 // *claimed* run: free, and counted as free, but taken by others only when nothing else is left.
 // So requests that grow a page at a time stay contiguous, without reserving memory.
 //
+// The number of pages has a target. Pages at or beyond it are not handed out; those in use *drain*:
+// they stay with their requests and leave the allocator when they are given back.
+//
 // Invariants: runs are disjoint; two unclaimed runs never touch; a claimed run begins right behind
-// the last page of the request that it waits for. Thread-compatible.
+// the last page of the request that it waits for; no run reaches beyond the target.
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +22,14 @@ namespace sparse_kvcm {
 class PageAllocator {
  public:
   explicit PageAllocator(std::int32_t num_pages);
+
+  // Changes the number of pages. Pages in use keep their ids and their owners.
+  void set_target(std::int32_t num_pages);
+  [[nodiscard]] std::int32_t target() const { return target_; }
+  // Pages in use at or beyond the target.
+  [[nodiscard]] std::int32_t num_draining() const;
+  // One more than the last page that is in use or below the target.
+  [[nodiscard]] std::int32_t extent() const;
 
   // Appends pages to `pages` until it has `count`, or until no page is free. `expected` is the most
   // that the request may ever have. Returns true if it has `count` now; on false it keeps what
@@ -43,10 +55,14 @@ class PageAllocator {
   [[nodiscard]] Runs::iterator longest_claimed();
   void take_front(Runs::iterator run, std::int32_t count, std::vector<std::int32_t>& pages);
   void insert_free(std::int32_t first, std::int32_t size);
+  void insert_drained(std::int32_t first, std::int32_t size);
   void unclaim(std::int32_t first);
 
   Runs runs_;
+  std::map<std::int32_t, std::int32_t> drained_;  // free at or beyond the target: first -> pages
   std::int32_t num_free_;
+  std::int32_t target_;
+  std::int32_t known_;  // pages that have been below a target; those beyond are in no map
 };
 
 }  // namespace sparse_kvcm

@@ -1,0 +1,233 @@
+// Storage: the pools of all tiers.
+#include "sparse_kvcm/storage.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <new>
+
+#include "args.hpp"
+#include "array.hpp"
+#include "bindings.hpp"
+#include "record.hpp"
+#include "sparse_kvcm/request_pages.hpp"
+
+namespace sparse_kvcm::bindings {
+namespace {
+
+void bind_records(nb::module_& m) {
+  Record<PoolDesc>(m, "PoolDesc", "One range of addresses, [num_slots, slot_bytes].")
+      .field("base_address", &PoolDesc::base_address, "Its first byte.")
+      .field("slot_bytes", &PoolDesc::slot_bytes, "Bytes from slot to slot.")
+      .field("num_slots", &PoolDesc::num_slots,
+             "Slots that may be in use now, those that drain included.")
+      .field("storage_medium", &PoolDesc::storage_medium, "Where it lies.")
+      .done();
+  using Pool = PoolGroupStatistics;
+  Record<Pool>(m, "PoolGroupStatistics",
+               "Slots of a pool group: total = available + unavailable, available = free + "
+               "evictable.")
+      .field("pool_group", &Pool::pool_group, "Its id.")
+      .field("slot_bytes", &Pool::slot_bytes, "Of each pool.")
+      .field("total", &Pool::total, "All.")
+      .field("free", &Pool::free, "Can be had now.")
+      .field("evictable", &Pool::evictable, "0 as long as no page outlives its request.")
+      .field("available", &Pool::available, "Free or evictable.")
+      .field("unavailable", &Pool::unavailable, "In use, or not filled yet.")
+      .field("draining", &Pool::draining, "In use beyond the size that a shrink has set.")
+      .done();
+  using Group = LayerGroupStatistics;
+  Record<Group>(m, "LayerGroupStatistics", "Pages of a layer group since the last call.")
+      .field("num_taken", &Group::num_taken, "Slots taken.")
+      .field("num_returned", &Group::num_returned, "Slots given back.")
+      .field("num_refused", &Group::num_refused, "Resizes that found too few.")
+      .done();
+}
+
+void make_storage(Storage* self, nb::handle config) {
+  new (self) Storage(to_instance<StorageConfig>("Storage", "config", config));
+}
+
+// Methods of one buffer, and of one buffer in a mode.
+template <class Method>
+auto by_buffer(const char* function, Method method) {
+  return [function, method](const Storage& self, nb::handle layer_id, nb::handle role) {
+    return (self.*method)(to_int<std::int32_t>(function, "layer_id", layer_id),
+                          to_text(function, "role", role));
+  };
+}
+
+template <class Method>
+auto by_buffer_and_mode(const char* function, Method method) {
+  return [function, method](const Storage& self, nb::handle layer_id, nb::handle role,
+                            nb::handle mode) {
+    return (self.*method)(to_int<std::int32_t>(function, "layer_id", layer_id),
+                          to_text(function, "role", role),
+                          to_enum<PageIndexMode>(function, "mode", mode));
+  };
+}
+
+template <class Method>
+auto by_level(const char* function, Method method) {
+  return [function, method](const Storage& self, nb::handle level) {
+    return (self.*method)(to_int<std::int32_t>(function, "level", level));
+  };
+}
+
+nb::object pool_memory(const Storage& self, nb::handle pool_group, nb::handle pool) {
+  constexpr const char* kFunction = "Storage.pool_memory";
+  const MemoryView view =
+      self.pool_memory(to_int<std::int32_t>(kFunction, "pool_group", pool_group),
+                       to_int<std::int32_t>(kFunction, "pool", pool));
+  const Device device = view.data != nullptr ? Device{} : self.config().device;
+  return to_python(device, reinterpret_cast<std::uint8_t*>(view.device_data), view.shape,
+                   view.owner);
+}
+
+void bind_addressing(nb::class_<Storage>& storage) {
+  using S = Storage;
+  storage
+      .def("get_mem_pool_base_address",
+           by_buffer_and_mode("Storage.get_mem_pool_base_address", &S::get_mem_pool_base_address),
+           arg("layer_id"), arg("role"), arg("mode"),
+           nb::sig("def get_mem_pool_base_address(self, layer_id: int, role: str, "
+                   "mode: PageIndexMode) -> int"),
+           "What page indices of `mode` count from.")
+      .def("get_page_stride", by_buffer("Storage.get_page_stride", &S::get_page_stride),
+           arg("layer_id"), arg("role"),
+           nb::sig("def get_page_stride(self, layer_id: int, role: str) -> int"),
+           "Bytes from page index to page index.")
+      .def("get_page_index_scale",
+           by_buffer("Storage.get_page_index_scale", &S::get_page_index_scale), arg("layer_id"),
+           arg("role"), nb::sig("def get_page_index_scale(self, layer_id: int, role: str) -> int"),
+           "Pages of the buffer's size per slot.")
+      .def("get_page_index_upper_bound",
+           by_buffer("Storage.get_page_index_upper_bound", &S::get_page_index_upper_bound),
+           arg("layer_id"), arg("role"),
+           nb::sig("def get_page_index_upper_bound(self, layer_id: int, role: str) -> int"),
+           "Page indices of mode SHARED are below it, those of slots that drain too.")
+      .def("get_page_index_converter",
+           by_buffer_and_mode("Storage.get_page_index_converter", &S::get_page_index_converter),
+           arg("layer_id"), arg("role"), arg("mode"),
+           nb::sig("def get_page_index_converter(self, layer_id: int, role: str, "
+                   "mode: PageIndexMode) -> PageIndexConverter"),
+           "From slots to page indices. Refused for a sparse buffer, which has none.")
+      .def("supports_index_mode",
+           by_buffer_and_mode("Storage.supports_index_mode", &S::supports_index_mode),
+           arg("layer_id"), arg("role"), arg("mode"),
+           nb::sig("def supports_index_mode(self, layer_id: int, role: str, "
+                   "mode: PageIndexMode) -> bool"),
+           "False for SHARED where a window has scratch pages, and for sparse buffers.")
+      .def("is_sparse", by_buffer("Storage.is_sparse", &S::is_sparse), arg("layer_id"), arg("role"),
+           nb::sig("def is_sparse(self, layer_id: int, role: str) -> bool"),
+           "Whether the buffer's history is on the host.")
+      .def("pool_group_descs", &S::pool_group_descs, "Pools of each pool group.")
+      .def("pool_memory", &pool_memory, arg("pool_group"), arg("pool"),
+           nb::sig("def pool_memory(self, pool_group: int, pool: int) -> typing.Any"),
+           "Memory of one pool, uint8 (num_slots, slot_bytes) as in its PoolDesc.\n\n"
+           "What a later shrink takes away must not be touched any more.");
+}
+
+void bind_capacity(nb::class_<Storage>& storage) {
+  using S = Storage;
+  storage
+      .def("get_storage_statistics",
+           by_level("Storage.get_storage_statistics", &S::get_storage_statistics), arg("level"),
+           nb::sig("def get_storage_statistics(self, level: int) -> list[PoolGroupStatistics]"),
+           "Slots of every pool group at a level.")
+      .def("get_and_reset_statistics", &S::get_and_reset_statistics,
+           "Pages that moved in each layer group since the last call.")
+      .def("get_num_bytes", by_level("Storage.get_num_bytes", &S::get_num_bytes), arg("level"),
+           nb::sig("def get_num_bytes(self, level: int) -> int"), "Bytes that are mapped.")
+      .def("get_quota", by_level("Storage.get_quota", &S::get_quota), arg("level"),
+           nb::sig("def get_quota(self, level: int) -> int"), "Bytes.")
+      .def(
+          "resize",
+          [](S& self, nb::handle level, nb::handle quota) {
+            constexpr const char* kFunction = "Storage.resize";
+            self.resize(to_int<std::int32_t>(kFunction, "level", level),
+                        to_int<std::int64_t>(kFunction, "quota", quota));
+          },
+          arg("level"), arg("quota"), nb::sig("def resize(self, level: int, quota: int) -> None"),
+          "Give a tier another quota.\n\nWhat shrinks gives up free slots now and others as they "
+          "come back; no live slot moves.\n\nRaises\n------\nMemoryError\n    If memory lacks; "
+          "nothing has changed then.")
+      .def("trim", &S::trim, "Unmap what shrinking has drained. Waits for the device.")
+      .def(
+          "wait_usable",
+          [](S& self, nb::handle level) {
+            const auto id = to_int<std::int32_t>("Storage.wait_usable", "level", level);
+            const nb::gil_scoped_release unlocked;
+            self.wait_usable(id);
+          },
+          arg("level"), nb::sig("def wait_usable(self, level: int) -> None"),
+          "Wait until the pools of a level are filled.")
+      .def(
+          "clamp_max_seq_len_for_mem",
+          [](const S& self, nb::handle batch_size, nb::handle upper) {
+            constexpr const char* kFunction = "Storage.clamp_max_seq_len_for_mem";
+            return self.clamp_max_seq_len_for_mem(
+                to_int<std::int32_t>(kFunction, "batch_size", batch_size),
+                to_int<std::int32_t>(kFunction, "upper", upper));
+          },
+          arg("batch_size"), arg("upper"),
+          nb::sig("def clamp_max_seq_len_for_mem(self, batch_size: int, upper: int) -> int"),
+          "The longest sequence, at most `upper`, that fits beside batch_size - 1 requests of one "
+          "token.")
+      .def(
+          "create_request_pages",
+          [](S& self, nb::handle expected_length) {
+            return self.create_request_pages(to_int<std::int32_t>(
+                "Storage.create_request_pages", "expected_length", expected_length));
+          },
+          arg("expected_length") = 0,
+          nb::sig("def create_request_pages(self, expected_length: int = 0) -> RequestPages"),
+          "A request without pages. `expected_length` keeps its host pages in one run.");
+}
+
+constexpr const char* kStorageDoc = R"(The pools of all tiers, and the slots in them.
+
+Addresses never move; memory is mapped and unmapped as tiers grow and shrink. Host pools fill in the
+background. One thread at a time, its RequestPages included.
+
+Parameters
+----------
+config : StorageConfig
+
+Raises
+------
+NotAvailable
+    If the device is not there.
+MemoryError
+    If memory lacks.
+
+Examples
+--------
+>>> import sparse_kvcm as kvcm
+>>> layers = [kvcm.LayerConfig(i, [kvcm.BufferConfig("KEY", 4096)]) for i in range(3)]
+>>> storage = kvcm.Storage(kvcm.StorageConfig(
+...     cache_tiers=[kvcm.CacheTierConfig(kvcm.CacheTier.GPU_MEM, 4 << 20)], layers=layers))
+>>> request = storage.create_request_pages()
+>>> request.resize(capacity=100, history_length=0)
+True
+>>> converter = storage.get_page_index_converter(1, "KEY", kvcm.PageIndexMode.PER_LAYER)
+>>> converter.convert(request.get_base_page_indices(0))
+array([1, 4], dtype=int32))";
+
+}  // namespace
+
+void bind_storage(nb::module_& m) {
+  bind_records(m);
+  nb::class_<Storage> storage(m, "Storage", kStorageDoc);
+  storage
+      .def("__init__", &make_storage, arg("config"),
+           nb::sig("def __init__(self, config: StorageConfig) -> None"))
+      .def_prop_ro("config", &Storage::config, nb::rv_policy::copy, "What it was made from.")
+      .def_prop_ro("layout", &Storage::layout, "Groups, places and sizes.");
+  bind_addressing(storage);
+  bind_capacity(storage);
+}
+
+}  // namespace sparse_kvcm::bindings

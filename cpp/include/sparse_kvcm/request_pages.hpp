@@ -1,0 +1,103 @@
+// RequestPages are the pages of one request, in all layer groups: page tables that follow its
+// length. Entry p of a layer group's table is the slot of page p, or -1: not there yet, stale, or
+// a scratch page.
+//
+//   dense, no window   pages [0, ceil(capacity / tokens_per_block))
+//   window             of these, without stale ones; those that are stale when the step ends share
+//                      scratch slots, if the config has swa_scratch_reuse
+//   sparse             host pages for the whole capacity
+//
+// Pages come and go in stream order: whatever runs on `stream` after a call may use the new ones,
+// and what was given up is reused after the work that `stream` had at the call. (Host pages are
+// reused at once: whoever writes host history waits for the device first.)
+// Made by Storage, which it keeps alive. Thread-compatible together with it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sparse_kvcm/page_index.hpp"
+#include "sparse_kvcm/page_range.hpp"
+#include "sparse_kvcm/storage.hpp"
+#include "sparse_kvcm/types.hpp"
+
+namespace sparse_kvcm {
+
+class StorageState;  // src/storage
+
+class RequestPages {
+ public:
+  RequestPages(std::shared_ptr<StorageState> storage, std::int32_t expected_length);
+  ~RequestPages();  // as close(0)
+  RequestPages(const RequestPages&) = delete;
+  RequestPages& operator=(const RequestPages&) = delete;
+
+  [[nodiscard]] std::int32_t capacity() const { return capacity_; }
+  [[nodiscard]] std::int32_t history_length() const { return history_length_; }
+
+  // Moves on: `history_length` tokens are computed, the next step writes [history_length, capacity).
+  // Stale pages go before new ones are taken, so a window never needs more than its floor. Returns
+  // false, and changes nothing, if a pool group has too few free slots.
+  // Throws InvalidArgument unless history_length is in [history_length(), capacity] and, while pages
+  // are in scratch, in [capacity() - max_rewind_len, capacity()]; InvalidState once closed.
+  [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
+
+  // The step at hand did not happen: capacity becomes history_length, its pages and scratch go back.
+  // What comes before a suspension. Throws InvalidState once closed.
+  void drop_step(Stream stream);
+
+  // Gives everything back. No-op if closed.
+  void close(Stream stream) noexcept;
+
+  // The page table of a layer group, [ceil(capacity / tokens_per_block)].
+  // Throws InvalidArgument for an unknown group, as all below.
+  [[nodiscard]] std::span<const std::int32_t> get_base_page_indices(std::int32_t layer_group) const;
+  // The same as the first entries of `indices`, -1 in all others. Throws InvalidArgument if it is
+  // shorter than the table.
+  void copy_base_page_indices(std::int32_t layer_group, std::span<std::int32_t> indices) const;
+
+  // Pages of the open step that are in scratch, empty if none is, and what they share.
+  [[nodiscard]] PageRange get_swa_scratch_range(std::int32_t layer_group) const;
+  [[nodiscard]] std::span<const std::int32_t> get_scratch_slots(std::int32_t layer_group) const;
+  [[nodiscard]] bool has_scratch_slots() const;
+
+  // Whether later steps put pages in scratch. On at first if the config has swa_scratch_reuse.
+  // Throws InvalidArgument when switched on without it, or off while there are scratch pages.
+  [[nodiscard]] bool enable_swa_scratch_reuse() const { return scratch_reuse_; }
+  void set_enable_swa_scratch_reuse(bool enable);
+
+ private:
+  struct Table {
+    std::vector<std::int32_t> slots;  // [pages], -1 = none
+    PageRange scratch;
+    std::vector<std::int32_t> scratch_slots;
+  };
+  struct Plan;
+
+  void check_resize(std::int32_t capacity, std::int32_t history_length) const;
+  [[nodiscard]] bool keeps_tables(KvCacheDesc request) const;
+  [[nodiscard]] bool move(std::int32_t capacity, std::int32_t history_length, Stream stream);
+  [[nodiscard]] bool could_fit(KvCacheDesc request) const;
+  [[nodiscard]] Plan plan_table(std::int32_t layer_group, KvCacheDesc request) const;
+  [[nodiscard]] bool take_slots(std::int32_t layer_group, Plan& plan, Stream stream) const;
+  [[nodiscard]] bool grow_sparse(std::int32_t layer_group, std::int32_t capacity,
+                                 Table& next) const;
+  void commit(std::vector<Plan>& plans, std::int32_t capacity, Stream stream);
+  void undo(std::vector<Plan>& plans);
+  [[nodiscard]] const Table& table(const char* function, std::int32_t layer_group) const;
+  [[nodiscard]] bool is_sparse(std::int32_t layer_group) const;
+  [[nodiscard]] static std::int64_t num_slots(const Table& table);
+  void count(std::int32_t layer_group, const LayerGroupStatistics& more) const;
+
+  std::shared_ptr<StorageState> storage_;
+  std::vector<Table> tables_;  // [num_layer_groups]
+  std::int32_t expected_length_;
+  std::int32_t capacity_ = 0;
+  std::int32_t history_length_ = 0;
+  bool scratch_reuse_;
+  bool closed_ = false;
+};
+
+}  // namespace sparse_kvcm

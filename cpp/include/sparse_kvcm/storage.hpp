@@ -1,0 +1,139 @@
+// Storage owns the pools of all tiers and the slots in them.
+//
+// Every pool is one range of addresses, reserved once; memory is mapped at its end, in granules, so
+// that tiers grow and shrink while no address moves and no live slot is touched. Memory of a slot
+// is not zeroed. Host pools fill in the background: slots come into use as they are ready.
+//
+// Thread-compatible: one thread at a time, its RequestPages included.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "sparse_kvcm/memory_view.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
+
+namespace sparse_kvcm {
+
+class Backend;       // src/backend
+class RequestPages;  // request_pages.hpp
+class StorageState;  // src/storage
+
+struct PoolDesc {
+  std::uintptr_t base_address = 0;  // on the device; for host memory that the host sees, the same
+  std::int64_t slot_bytes = 0;
+  std::int64_t num_slots = 0;  // that may be in use now, those that drain included
+  CacheTier storage_medium = CacheTier::kGpuMem;
+};
+
+// Slots of one pool group. total = available + unavailable, available = free + evictable.
+struct PoolGroupStatistics {
+  std::int32_t pool_group = 0;
+  std::vector<std::int64_t> slot_bytes;
+  std::int64_t total = 0;
+  std::int64_t free = 0;       // can be had now
+  std::int64_t evictable = 0;  // 0 as long as no page outlives its request
+  std::int64_t available = 0;
+  std::int64_t unavailable = 0;
+  std::int64_t draining = 0;  // of the unavailable: beyond the size that a shrink has set
+  friend bool operator==(const PoolGroupStatistics&, const PoolGroupStatistics&) = default;
+};
+
+// Pages of one layer group since the last call, by count. For metrics.
+struct LayerGroupStatistics {
+  std::int64_t num_taken = 0;
+  std::int64_t num_returned = 0;
+  std::int64_t num_refused = 0;  // resizes that found too few
+  friend bool operator==(const LayerGroupStatistics&, const LayerGroupStatistics&) = default;
+};
+
+class Storage {
+ public:
+  // Throws InvalidArgument for a bad config or one whose page indices exceed 31 bits, NotAvailable
+  // for a device that is not there, std::bad_alloc if memory lacks; all of it or nothing.
+  explicit Storage(const StorageConfig& config);
+  // On a backend that was made elsewhere, for tests.
+  Storage(const StorageConfig& config, std::shared_ptr<Backend> backend);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  [[nodiscard]] const StorageConfig& config() const;
+  [[nodiscard]] const StorageLayout& layout() const;
+
+  // Addressing, for dense buffers. All throw InvalidArgument for an unknown layer or role, and for
+  // a sparse buffer: its pages are on the host, unit by unit, where no kernel index reaches;
+  // resolve and fetch bring units to the arena.
+  //
+  // What page indices of `mode` count from.
+  [[nodiscard]] std::uintptr_t get_mem_pool_base_address(std::int32_t layer_id,
+                                                         std::string_view role,
+                                                         PageIndexMode mode) const;
+  // Bytes from page index to page index.
+  [[nodiscard]] std::int64_t get_page_stride(std::int32_t layer_id, std::string_view role) const;
+  // Pages of that buffer's size per slot.
+  [[nodiscard]] std::int32_t get_page_index_scale(std::int32_t layer_id,
+                                                  std::string_view role) const;
+  // Page indices of mode SHARED are below it: the pages from that mode's address to the end of the
+  // pool, slots that drain included.
+  [[nodiscard]] std::int64_t get_page_index_upper_bound(std::int32_t layer_id,
+                                                        std::string_view role) const;
+  // Throws InvalidArgument too where supports_index_mode() is false.
+  [[nodiscard]] PageIndexConverter get_page_index_converter(std::int32_t layer_id,
+                                                            std::string_view role,
+                                                            PageIndexMode mode) const;
+  // SHARED is not for windows with scratch reuse: where a scratch page lies depends on the layer.
+  [[nodiscard]] bool supports_index_mode(std::int32_t layer_id, std::string_view role,
+                                         PageIndexMode mode) const;
+  // Throws InvalidArgument for an unknown layer or role.
+  [[nodiscard]] bool is_sparse(std::int32_t layer_id, std::string_view role) const;
+
+  // Pools of each pool group, [num_pool_groups][pools].
+  [[nodiscard]] std::vector<std::vector<PoolDesc>> pool_group_descs() const;
+  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. What a later shrink takes away
+  // must not be touched any more. Throws InvalidArgument for an unknown pool.
+  [[nodiscard]] MemoryView pool_memory(std::int32_t pool_group, std::int32_t pool) const;
+
+  // A request without pages. Throws InvalidArgument for a negative length.
+  // `expected_length`: tokens that it may ever have, which keeps its host pages in one run; a hint.
+  [[nodiscard]] std::shared_ptr<RequestPages> create_request_pages(
+      std::int32_t expected_length = 0);
+
+  // Capacity. All throw InvalidArgument for an unknown level.
+  //
+  // Every pool group with slots at `level`, in the order of the layout.
+  [[nodiscard]] std::vector<PoolGroupStatistics> get_storage_statistics(std::int32_t level) const;
+  // [num_layer_groups]; zeroes unless the config has enable_stats.
+  [[nodiscard]] std::vector<LayerGroupStatistics> get_and_reset_statistics();
+  // Bytes that are mapped: the quota's, and those that still drain.
+  [[nodiscard]] std::int64_t get_num_bytes(std::int32_t level) const;
+  [[nodiscard]] std::int64_t get_quota(std::int32_t level) const;
+  // Gives a tier another quota: raised to the least and to granules as at construction, and divided
+  // by the same ratio. Pool groups that grow do so at once, or nothing changes and std::bad_alloc
+  // is thrown. Those that shrink give up free slots at once and others as they come back; memory
+  // goes back at trim() or the next resize. Waits for the device if memory is unmapped.
+  // Throws InvalidArgument if quota < 1 or it becomes more than max_quota.
+  void resize(std::int32_t level, std::int64_t quota);
+  // Unmaps what shrinking has drained. Waits for the device if there is something.
+  void trim();
+  // Waits until the pools of a level are filled. Throws std::bad_alloc if the machine ran out of
+  // memory on the way; slots up to there stay in use.
+  void wait_usable(std::int32_t level);
+
+  // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token,
+  // at all lengths on the way there, at max_util_for_resume, in every pool group; from the total
+  // slots, not the free ones. 0 if none does.
+  // Throws InvalidArgument if batch_size < 1 or upper < 0.
+  [[nodiscard]] std::int32_t clamp_max_seq_len_for_mem(std::int32_t batch_size,
+                                                       std::int32_t upper) const;
+
+  [[nodiscard]] const std::shared_ptr<StorageState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<StorageState> state_;
+};
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,31 @@
+// Addresses of the process, and the memory behind them, as two things: a range is reserved once
+// and keeps its address while memory comes and goes. Linux; thread-safe.
+#pragma once
+
+#include <cstddef>
+
+namespace sparse_kvcm {
+
+// A multiple of it begins and ends every piece of memory below.
+[[nodiscard]] std::size_t system_page_bytes();
+
+// `bytes` of addresses that nothing may touch yet, at a multiple of `alignment`, a power of two.
+// Throws std::bad_alloc. bytes > 0.
+[[nodiscard]] std::byte* reserve_addresses(std::size_t bytes, std::size_t alignment);
+void release_addresses(std::byte* address, std::size_t bytes) noexcept;
+
+// Makes a part of a reservation readable and writable; it reads as zeroes and takes no memory until
+// it is touched. Throws std::bad_alloc, and then nothing has changed.
+void commit_memory(std::byte* address, std::size_t bytes);
+// The opposite: its memory is free, and touching it faults.
+void decommit_memory(std::byte* address, std::size_t bytes) noexcept;
+
+using Advise = int (*)(void* address, std::size_t bytes, int advice);
+// Takes the memory of a committed part now, so that a touch can neither fail nor be slow. Throws
+// std::bad_alloc if the machine has no more, std::system_error for other faults.
+// `advise` is madvise, or a stand-in for tests; where it lacks MADV_POPULATE_WRITE every page is
+// touched instead, which REQUIRES that nobody else writes to it meanwhile.
+void populate_memory(std::byte* address, std::size_t bytes);
+void populate_memory(std::byte* address, std::size_t bytes, Advise advise);
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,17 @@
+// Parts of check(StorageConfig) that others need too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sparse_kvcm/storage_config.hpp"
+
+namespace sparse_kvcm {
+
+// Throws InvalidArgument in the name of `function` for what is wrong with `field`, a batch.
+void check_batch(const char* function, const std::string& field, const BatchDesc& batch);
+
+// Kernel pages of a buffer per page. REQUIRES: a checked config.
+[[nodiscard]] std::int32_t expansion_of(const StorageConfig& config, const BufferConfig& buffer);
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,110 @@
+#include "storage/pool_group.hpp"
+
+#include <algorithm>
+
+#include "core/rounding.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+// Sparse pages come in runs, so that what fetch reads of a request is contiguous.
+std::variant<SlotAllocator, PageAllocator> make_allocator(const PoolGroupDesc& desc,
+                                                          const std::shared_ptr<Backend>& backend) {
+  if (desc.is_sparse) return PageAllocator(0);
+  return SlotAllocator(backend, 0);
+}
+
+}  // namespace
+
+PoolGroup::PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
+                     const std::shared_ptr<MemoryDriver>& memory,
+                     const std::shared_ptr<Filler>& filler, std::int64_t granule_bytes,
+                     std::int64_t reserved_bytes)
+    : granule_bytes_(granule_bytes), allocator_(make_allocator(desc, backend)) {
+  for (const std::int64_t bytes : desc.slot_bytes) {
+    pools_.push_back({bytes, std::make_shared<MappedRange>(
+                                 memory, filler, static_cast<std::size_t>(reserved_bytes),
+                                 static_cast<std::size_t>(granule_bytes))});
+  }
+}
+
+void PoolGroup::grow(std::int32_t num_slots) {
+  for (const Pool& pool : pools_) {
+    pool.memory->resize(std::max(pool.memory->mapped_bytes(), bytes_for(pool, num_slots)));
+  }
+  goal_ = num_slots;
+  refresh();
+}
+
+void PoolGroup::shrink(std::int32_t num_slots) {
+  goal_ = num_slots;
+  set_target(std::min(goal_, num_usable()));
+}
+
+void PoolGroup::trim() {
+  const std::int32_t slots = num_addressed();
+  for (const Pool& pool : pools_) {
+    const std::size_t bytes = bytes_for(pool, slots);
+    if (bytes < pool.memory->mapped_bytes()) pool.memory->resize(bytes);
+  }
+}
+
+void PoolGroup::start_filling() noexcept {
+  for (const Pool& pool : pools_) pool.memory->start_filling();
+}
+
+void PoolGroup::stop_filling() noexcept {
+  for (const Pool& pool : pools_) pool.memory->stop_filling();
+}
+
+void PoolGroup::wait_usable() const {
+  for (const Pool& pool : pools_) pool.memory->wait_usable(pool.memory->mapped_bytes());
+}
+
+void PoolGroup::refresh() {
+  const std::int32_t target = std::visit([](const auto& a) { return a.target(); }, allocator_);
+  if (target != goal_) set_target(std::min(goal_, num_usable()));
+}
+
+std::int32_t PoolGroup::num_free() const {
+  return std::visit([](const auto& a) { return a.num_free(); }, allocator_);
+}
+
+std::int32_t PoolGroup::num_draining() const {
+  return std::visit([](const auto& a) { return a.num_draining(); }, allocator_);
+}
+
+std::int32_t PoolGroup::num_addressed() const {
+  return std::max(goal_, std::visit([](const auto& a) { return a.extent(); }, allocator_));
+}
+
+void PoolGroup::set_target(std::int32_t num_slots) {
+  std::visit([&](auto& a) { a.set_target(num_slots); }, allocator_);
+}
+
+std::int64_t PoolGroup::mapped_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Pool& pool : pools_) bytes += static_cast<std::int64_t>(pool.memory->mapped_bytes());
+  return bytes;
+}
+
+const std::shared_ptr<MappedRange>& PoolGroup::pool(std::int32_t index) const {
+  return pools_[static_cast<std::size_t>(index)].memory;
+}
+
+// At least a granule, as the layout counts.
+std::size_t PoolGroup::bytes_for(const Pool& pool, std::int32_t num_slots) const {
+  const std::int64_t bytes = round_up(pool.slot_bytes * num_slots, granule_bytes_);
+  return static_cast<std::size_t>(std::max(bytes, granule_bytes_));
+}
+
+std::int32_t PoolGroup::num_usable() const {
+  std::int64_t slots = goal_;
+  for (const Pool& pool : pools_) {
+    const auto usable = static_cast<std::int64_t>(pool.memory->usable_bytes());
+    slots = std::min(slots, usable / pool.slot_bytes);
+  }
+  return static_cast<std::int32_t>(slots);
+}
+
+}  // namespace sparse_kvcm

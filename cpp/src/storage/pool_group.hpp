@@ -1,0 +1,69 @@
+// The memory and the slots of one pool group. Thread-compatible.
+//
+// Invariant: every pool has memory for slots [0, max(extent of the allocator, goal)), and the
+// allocator hands out only what lies in it and is filled.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "backend/mapped_range.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
+#include "storage/page_allocator.hpp"
+#include "storage/slot_allocator.hpp"
+
+namespace sparse_kvcm {
+
+class PoolGroup {
+ public:
+  // No slots yet; every pool can grow up to `reserved_bytes`, a multiple of `granule_bytes`.
+  // Throws std::bad_alloc.
+  PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
+            const std::shared_ptr<MemoryDriver>& memory, const std::shared_ptr<Filler>& filler,
+            std::int64_t granule_bytes, std::int64_t reserved_bytes);
+
+  // More slots, or as many. Throws what MappedRange::resize does: then there are no more slots, and
+  // what memory was mapped for them goes with the next trim().
+  void grow(std::int32_t num_slots);
+  // Fewer. Memory stays until trim().
+  void shrink(std::int32_t num_slots);
+  // Unmaps what no slot in use needs. Waits for the device if that is something.
+  void trim();
+  // Lets memory be filled, which the above have stopped, and stops it.
+  void start_filling() noexcept;
+  void stop_filling() noexcept;
+  void wait_usable() const;
+
+  // Takes newly filled slots into use; call before asking the allocators for some.
+  void refresh();
+  [[nodiscard]] SlotAllocator& slots() { return std::get<SlotAllocator>(allocator_); }
+  [[nodiscard]] PageAllocator& pages() { return std::get<PageAllocator>(allocator_); }
+
+  [[nodiscard]] std::int32_t num_slots() const { return goal_; }
+  // Slots from the first to the last that may be in use, those that drain too.
+  [[nodiscard]] std::int32_t num_addressed() const;
+  [[nodiscard]] std::int32_t num_free() const;
+  [[nodiscard]] std::int32_t num_draining() const;
+  [[nodiscard]] std::int64_t mapped_bytes() const;
+  [[nodiscard]] const std::shared_ptr<MappedRange>& pool(std::int32_t index) const;
+  [[nodiscard]] std::int32_t num_pools() const { return static_cast<std::int32_t>(pools_.size()); }
+
+ private:
+  struct Pool {
+    std::int64_t slot_bytes = 0;
+    std::shared_ptr<MappedRange> memory;
+  };
+  [[nodiscard]] std::size_t bytes_for(const Pool& pool, std::int32_t num_slots) const;
+  [[nodiscard]] std::int32_t num_usable() const;
+  void set_target(std::int32_t num_slots);
+
+  std::vector<Pool> pools_;
+  std::int64_t granule_bytes_;
+  std::int32_t goal_ = 0;  // slots once everything is filled and drained
+  std::variant<SlotAllocator, PageAllocator> allocator_;
+};
+
+}  // namespace sparse_kvcm

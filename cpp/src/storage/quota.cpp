@@ -1,0 +1,189 @@
+// From a quota to slots.
+//
+// A tier's granules are dealt to its pool groups by weight. A group whose share gives it no more
+// than its least is set to that and leaves the deal, the rest is dealt again: so a small group
+// costs the others, never the floor of one.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "core/check.hpp"
+#include "core/rounding.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+constexpr std::int64_t kLeastGranule = std::int64_t{2} << 20;
+constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();  // ids have 32 bits
+constexpr double kMaxBytes = 4e18;
+
+std::int64_t sum(const std::vector<std::int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
+
+std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t num_slots,
+                          std::int64_t granule) {
+  std::int64_t granules = 0;
+  for (const std::int64_t bytes : slot_bytes) {
+    granules += std::max<std::int64_t>(1, ceil_div(bytes * num_slots, granule));
+  }
+  return granules;
+}
+
+// The most slots that `granules` hold, at least one granule in each pool.
+std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t granules,
+                       std::int64_t granule) {
+  std::int64_t low = 0;
+  std::int64_t high = std::min(kMaxSlots, granules * granule / std::ranges::max(slot_bytes)) + 1;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (granules_for(slot_bytes, middle, granule) <= granules ? low : high) = middle;
+  }
+  return low;
+}
+
+// One pool group in a deal.
+struct Hand {
+  std::size_t pool_group = 0;
+  double weight = 0;
+  std::int64_t min_slots = 0;
+  std::int64_t slots = 0;
+};
+
+// Deals `granules` by weight, lightest first, each to the nearest whole number of what is left.
+std::vector<std::int64_t> deal(const std::vector<Hand>& hands, std::int64_t granules) {
+  double weight = 0;
+  for (const Hand& hand : hands) weight += hand.weight;
+  std::vector<std::int64_t> shares;
+  for (const Hand& hand : hands) {
+    const auto share = static_cast<std::int64_t>(
+        std::floor(static_cast<double>(granules) * (hand.weight / weight) + 0.5));
+    shares.push_back(std::min(share, granules));
+    granules -= shares.back();
+    weight -= hand.weight;
+  }
+  return shares;
+}
+
+}  // namespace
+
+// A page has as many bytes in its cold pool as in its home, so one weight per layer group serves
+// both.
+std::vector<double> StorageLayout::pool_ratio() const {
+  const std::vector<std::int64_t> slots = typical_slots();
+  std::vector<double> weights(pool_groups_.size());
+  std::vector<double> sums(config_.cache_tiers.size());
+  for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
+    const LayerGroupDesc& group = layer_groups_[g];
+    const auto home = static_cast<std::size_t>(group.pool_group);
+    double weight = static_cast<double>(slots[g]);
+    if (config_.initial_pool_ratio.empty()) {
+      weight *= static_cast<double>(sum(pool_groups_[home].slot_bytes));
+    } else {
+      std::int64_t of_home = 0;
+      for (const std::int32_t id : pool_groups_[home].layer_groups) {
+        of_home += slots[static_cast<std::size_t>(id)];
+      }
+      weight *= config_.initial_pool_ratio[home] / static_cast<double>(of_home);
+    }
+    weights[home] += weight;
+    if (group.cold_pool_group >= 0) {
+      weights[static_cast<std::size_t>(group.cold_pool_group)] += weight;
+    }
+  }
+  for (std::size_t g = 0; g < weights.size(); ++g) {
+    sums[static_cast<std::size_t>(pool_groups_[g].level)] += weights[g];
+  }
+  for (std::size_t g = 0; g < weights.size(); ++g) {
+    weights[g] /= sums[static_cast<std::size_t>(pool_groups_[g].level)];
+  }
+  return weights;
+}
+
+void StorageLayout::check_level(const char* function, std::int32_t level) const {
+  if (level < 0 || level >= num_levels()) {
+    fail_argument(function, "level must be in [0, ", num_levels(), "), got ", level);
+  }
+}
+
+std::int64_t StorageLayout::granule_bytes(std::int32_t level) const {
+  check_level("StorageLayout.granule_bytes", level);
+  constexpr int kMostDoublings = 4;
+  const auto quota =
+      static_cast<std::uint64_t>(config_.cache_tiers[static_cast<std::size_t>(level)].quota / kGiB);
+  return kLeastGranule << std::clamp(static_cast<int>(std::bit_width(quota)) - 1, 0,
+                                     kMostDoublings);
+}
+
+std::int64_t StorageLayout::get_num_bytes(std::int32_t pool_group, std::int64_t num_slots) const {
+  constexpr const char* kFunction = "StorageLayout.get_num_bytes";
+  if (pool_group < 0 || std::cmp_greater_equal(pool_group, pool_groups_.size())) {
+    fail_argument(kFunction, "pool_group must be in [0, ", pool_groups_.size(), "), got ",
+                  pool_group);
+  }
+  const PoolGroupDesc& group = pool_groups_[static_cast<std::size_t>(pool_group)];
+  const double bytes = static_cast<double>(num_slots) * static_cast<double>(sum(group.slot_bytes));
+  if (num_slots < 0 || num_slots > kMaxSlots || bytes > kMaxBytes) {
+    fail_argument(kFunction, "num_slots must be in [0, ", kMaxSlots,
+                  "] and take less than 4e18 bytes, got ", num_slots, " for pool group ",
+                  pool_group);
+  }
+  const std::int64_t granule = granule_bytes(group.level);
+  return granules_for(group.slot_bytes, num_slots, granule) * granule;
+}
+
+std::int64_t StorageLayout::min_quota(std::int32_t level) const {
+  check_level("StorageLayout.min_quota", level);
+  const std::vector<std::int64_t> slots = min_slots();
+  std::int64_t bytes = 0;
+  for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
+    if (pool_groups_[g].level != level) continue;
+    bytes += get_num_bytes(static_cast<std::int32_t>(g), slots[g]);
+  }
+  return bytes;
+}
+
+std::int64_t StorageLayout::effective_quota(std::int32_t level, std::int64_t quota) const {
+  return std::max(min_quota(level), round_up(quota, granule_bytes(level)));
+}
+
+std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
+                                                         std::int64_t quota) const {
+  const std::int64_t granule = granule_bytes(level);
+  const std::vector<double> ratio = pool_ratio();
+  const std::vector<std::int64_t> least = min_slots();
+  auto bytes_of = [&](const Hand& hand) -> const std::vector<std::int64_t>& {
+    return pool_groups_[hand.pool_group].slot_bytes;
+  };
+  std::vector<Hand> hands;
+  for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
+    if (pool_groups_[g].level == level) hands.push_back({g, ratio[g], least[g], 0});
+  }
+  std::ranges::stable_sort(hands, {}, &Hand::weight);
+
+  std::vector<std::int64_t> slots(pool_groups_.size());
+  std::int64_t granules = effective_quota(level, quota) / granule;
+  for (std::size_t dealt = 0; !hands.empty() && hands.size() != dealt;) {
+    dealt = hands.size();
+    const std::vector<std::int64_t> shares = deal(hands, granules);
+    for (std::size_t i = 0; i < hands.size(); ++i) {
+      hands[i].slots = slots_for(bytes_of(hands[i]), shares[i], granule);
+    }
+    std::erase_if(hands, [&](const Hand& hand) {
+      if (hand.slots > hand.min_slots) return false;
+      const std::int64_t taken = granules_for(bytes_of(hand), hand.min_slots, granule);
+      slots[hand.pool_group] = slots_for(bytes_of(hand), taken, granule);
+      granules -= taken;
+      return true;
+    });
+  }
+  for (const Hand& hand : hands) slots[hand.pool_group] = hand.slots;
+  return slots;
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,154 @@
+// From batches to slots: what they take, the least there must be, the longest sequence that fits.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/check.hpp"
+#include "core/rounding.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
+#include "storage/config_check.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+// Without any batch in the config: a decoding request just behind a page boundary.
+BatchDesc default_step() { return {{{2049, 2048}}, 0}; }
+
+// The least total at which `slots` can be resumed.
+std::int64_t with_headroom(std::int64_t slots, double max_util) {
+  auto total = static_cast<std::int64_t>(std::ceil(static_cast<double>(slots) / max_util));
+  while (!fits(slots, total, max_util)) ++total;
+  return total;
+}
+
+// Pages [begin, end) that some request of the batch has, in the part that all of them share.
+std::int64_t count_union(std::vector<PageRange> ranges) {
+  std::ranges::sort(ranges, {}, &PageRange::begin);
+  std::int64_t pages = 0;
+  std::int32_t end = 0;
+  for (const PageRange& range : ranges) {
+    const std::int32_t begin = std::max(range.begin, end);
+    if (begin < range.end) pages += range.end - begin;
+    end = std::max(end, range.end);
+  }
+  return pages;
+}
+
+std::int64_t part_behind(PageRange range, std::int32_t first) {
+  return std::max(0, range.end - std::max(range.begin, first));
+}
+
+PageRange part_before(PageRange range, std::int32_t end) {
+  return {std::min(range.begin, end), std::min(range.end, end)};
+}
+
+}  // namespace
+
+// A request has the pages before and behind its stale ones; its scratch pages are slots that none
+// share.
+std::int64_t StorageLayout::count_slots_of(std::int32_t layer_group, const BatchDesc& batch) const {
+  const std::int32_t page = config_.tokens_per_block;
+  const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
+  const std::int32_t shared = batch.system_prompt_length / page;
+  std::vector<PageRange> ranges;
+  std::int64_t slots = 0;
+  for (const KvCacheDesc& request : batch.kv_caches) {
+    const std::int32_t end = ceil_div(request.capacity, page);
+    const PageRange stale = stale_pages(life_cycle, page, request.history_length);
+    const PageRange scratch = scratch_range(layer_group, request);
+    PageRange behind{stale.end, end};
+    PageRange last{end, end};
+    if (scratch.size() > 0) {
+      behind.end = scratch.begin;
+      last = {scratch.end, end};
+      slots += scratch_slots(layer_group, scratch.size());
+    }
+    for (const PageRange& range : {PageRange{0, stale.begin}, behind, last}) {
+      slots += part_behind(range, shared);
+      ranges.push_back(part_before(range, shared));
+    }
+  }
+  return slots + count_union(std::move(ranges));
+}
+
+std::vector<std::int64_t> StorageLayout::count_slots(const BatchDesc& batch) const {
+  check_batch("StorageLayout.count_slots", "batch", batch);
+  std::vector<std::int64_t> slots(pool_groups_.size());
+  for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
+    for (const std::int32_t group : pool_groups_[g].layer_groups) {
+      slots[g] += count_slots_of(group, batch);
+    }
+  }
+  return slots;
+}
+
+std::vector<std::int64_t> StorageLayout::min_slots() const {
+  std::int64_t widest = 1;
+  for (const LayerGroupDesc& group : layer_groups_) {
+    if (!group.life_cycle.sliding_window_size) continue;
+    widest = std::max<std::int64_t>(widest, most_pages(group.life_cycle, config_.tokens_per_block));
+  }
+  std::vector<std::int64_t> slots(pool_groups_.size());
+  for (const BatchDesc& batch : config_.constraints) {
+    const std::vector<std::int64_t> needed = count_slots(batch);
+    std::ranges::transform(slots, needed, slots.begin(), std::ranges::max);
+  }
+  for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
+    std::int64_t floor = 0;
+    for (const std::int32_t id : pool_groups_[g].layer_groups) {
+      const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(id)].life_cycle;
+      floor += life_cycle.sliding_window_size ? most_pages(life_cycle, config_.tokens_per_block)
+                                              : widest;
+    }
+    slots[g] = pool_groups_[g].is_cold
+                   ? 1
+                   : with_headroom(std::max(slots[g], floor), config_.max_util_for_resume);
+  }
+  return slots;
+}
+
+// Slots of each layer group in the batch that the pools are balanced for.
+std::vector<std::int64_t> StorageLayout::typical_slots() const {
+  std::vector<BatchDesc> batches = config_.constraints;
+  if (config_.typical_step) batches = {*config_.typical_step};
+  if (batches.empty()) batches = {default_step()};
+  std::vector<std::int64_t> slots(layer_groups_.size(), 1);
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    for (const BatchDesc& batch : batches) {
+      slots[g] = std::max(slots[g], count_slots_of(static_cast<std::int32_t>(g), batch));
+    }
+  }
+  return slots;
+}
+
+std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& totals,
+                                              std::int32_t batch_size, std::int32_t upper) const {
+  constexpr const char* kFunction = "StorageLayout.clamp_max_seq_len";
+  if (batch_size < 1) fail_argument(kFunction, "batch_size must be >= 1, got ", batch_size);
+  if (upper < 0) fail_argument(kFunction, "upper must be >= 0, got ", upper);
+  auto batch_fits = [&](std::int32_t length) {
+    for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
+      const PoolGroupDesc& pools = pool_groups_[g];
+      std::int64_t slots = 0;
+      for (const std::int32_t id : pools.layer_groups) {
+        const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(id)].life_cycle;
+        slots += batch_size - 1 + most_pages(life_cycle, config_.tokens_per_block, length);
+      }
+      if (!pools.is_cold && !fits(slots, totals[g], config_.max_util_for_resume)) return false;
+    }
+    return true;
+  };
+  std::int32_t low = 0;
+  std::int32_t high = upper;
+  while (low < high) {
+    const std::int32_t middle = high - (high - low) / 2;
+    if (batch_fits(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+}  // namespace sparse_kvcm

@@ -1,0 +1,382 @@
+// Ranges that grow and shrink in place, on every device and kind of memory.
+#include "backend/mapped_range.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "faulty_memory.hpp"
+#include "sparse_kvcm/error.hpp"
+#include "test_device.hpp"
+
+namespace sparse_kvcm {
+namespace {
+
+constexpr std::size_t kGranule = std::size_t{2} << 20;
+constexpr std::size_t kReserved = 8 * kGranule;
+
+void resize(MappedRange& range, std::size_t bytes) {
+  range.resize(bytes);
+  range.start_filling();
+}
+
+class MappedRangeTest : public testing::DeviceTest {
+ protected:
+  void SetUp() override {
+    DeviceTest::SetUp();
+    if (!IsSkipped() && !HasFailure()) backend_ = backend_for(device());
+  }
+
+  std::unique_ptr<MappedRange> make(MemoryKind kind) {
+    return std::make_unique<MappedRange>(backend_->memory_driver(kind), std::make_shared<Filler>(1),
+                                         kReserved, kGranule);
+  }
+  // Writes `value` to 64 bytes at `offset`, and reads them back.
+  void write(const MappedRange& range, std::size_t offset, std::uint8_t value) {
+    const std::vector<std::uint8_t> bytes(64, value);
+    if (range.is_host_memory()) {
+      std::memcpy(range.address() + offset, bytes.data(), bytes.size());
+      return;
+    }
+    const Upload upload{range.address() + offset, bytes.data(), bytes.size()};
+    backend_->upload({&upload, 1}, 0);
+  }
+  std::vector<std::uint8_t> read(const MappedRange& range, std::size_t offset) {
+    if (range.is_host_memory()) {
+      std::vector<std::uint8_t> bytes(64);
+      std::memcpy(bytes.data(), range.address() + offset, bytes.size());
+      return bytes;
+    }
+    const BufferPtr pinned = backend_->allocate_pinned(64);
+    backend_->download(*pinned, range.address() + offset, 64, 0);
+    backend_->synchronize(*backend_->record(0));
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(pinned->data());
+    return {bytes, bytes + 64};
+  }
+  static std::vector<std::uint8_t> all(std::uint8_t value) {
+    return std::vector<std::uint8_t>(64, value);
+  }
+
+  std::shared_ptr<Backend> backend_;
+};
+SPARSE_KVCM_ON_EVERY_DEVICE(MappedRangeTest);
+
+constexpr MemoryKind kKinds[] = {MemoryKind::kDevice, MemoryKind::kPinned};
+
+TEST_P(MappedRangeTest, TheGranuleSuitsTheDriver) {
+  for (const MemoryKind kind : kKinds) {
+    EXPECT_EQ(kGranule % backend_->memory_driver(kind)->granularity(), 0u);
+  }
+}
+
+TEST_P(MappedRangeTest, AMappedPrefixCanBeReadAndWrittenUpToItsEnd) {
+  for (const MemoryKind kind : kKinds) {
+    const auto range = make(kind);
+    resize(*range, 3 * kGranule);
+    range->wait_usable(3 * kGranule);
+    write(*range, 0, 1);
+    write(*range, 3 * kGranule - 64, 2);
+    EXPECT_EQ(read(*range, 0), all(1));
+    EXPECT_EQ(read(*range, 3 * kGranule - 64), all(2));
+  }
+}
+
+TEST_P(MappedRangeTest, GrowingAndShrinkingKeepAddressAndContents) {
+  for (const MemoryKind kind : kKinds) {
+    const auto range = make(kind);
+    std::byte* const address = range->address();
+    resize(*range, 2 * kGranule);
+    range->wait_usable(2 * kGranule);
+    write(*range, kGranule, 5);
+    for (const std::size_t granules : {8u, 2u, 5u, 2u}) {
+      resize(*range, granules * kGranule);
+      range->wait_usable(granules * kGranule);
+      EXPECT_EQ(range->address(), address);
+      EXPECT_EQ(range->mapped_bytes(), granules * kGranule);
+      EXPECT_EQ(read(*range, kGranule), all(5));
+    }
+  }
+}
+
+TEST_P(MappedRangeTest, MemoryThatWasUnmappedCanBeMappedAgainPieceByPiece) {
+  for (const MemoryKind kind : kKinds) {
+    const auto range = make(kind);
+    for (int round = 0; round < 3; ++round) {
+      resize(*range, kReserved);
+      range->wait_usable(kReserved);
+      write(*range, kReserved - 64, 9);
+      EXPECT_EQ(read(*range, kReserved - 64), all(9));
+      for (std::size_t left = kReserved; left > 0; left -= kGranule)
+        resize(*range, left - kGranule);
+      EXPECT_EQ(range->mapped_bytes(), 0u);
+      EXPECT_EQ(range->usable_bytes(), 0u);
+    }
+  }
+}
+
+TEST_P(MappedRangeTest, WorkInFlightEndsBeforeItsMemoryGoes) {
+  const auto range = make(MemoryKind::kDevice);
+  resize(*range, kReserved);
+  for (int i = 0; i < 64; ++i) backend_->clear(range->address(), kReserved, 0);
+  resize(*range, kGranule);
+  backend_->clear(range->address(), kGranule, 0);
+  EXPECT_NO_THROW(backend_->synchronize(*backend_->record(0)));
+  EXPECT_EQ(read(*range, 0), all(0));
+}
+
+TEST_P(MappedRangeTest, TheKindDecidesWhetherTheHostSeesTheMemory) {
+  EXPECT_TRUE(make(MemoryKind::kPinned)->is_host_memory());
+  EXPECT_EQ(make(MemoryKind::kDevice)->is_host_memory(), device().kind == DeviceKind::kCpu);
+}
+
+TEST_P(MappedRangeTest, KernelsReachPinnedMemoryAcrossGranules) {
+  constexpr std::int32_t kUnitBytes = 80;
+  constexpr std::int64_t kAcross =
+      kGranule / kUnitBytes;  // begins in one granule, ends in the next
+  const auto range = make(MemoryKind::kPinned);
+  resize(*range, 2 * kGranule);
+  range->wait_usable(2 * kGranule);
+  const BufferPtr arena = backend_->allocate_device(4 * kUnitBytes);
+  const ops::Piece piece{arena->device_data(), 4 * kUnitBytes, kUnitBytes, 0};
+  const ops::GroupMemory group{{&piece, 1}, range->address(), kUnitBytes, kAcross / 4 + 1, 4, 4};
+  std::vector<std::uint8_t> unit(kUnitBytes);
+  std::iota(unit.begin(), unit.end(), std::uint8_t{1});
+  const Upload upload{arena->device_data() + kUnitBytes, unit.data(), unit.size()};
+  backend_->upload({&upload, 1}, 0);
+  const ops::UnitMove out{kAcross, 1};
+  backend_->move_units({{&out, 1}, {&group, 1}, ops::MoveDirection::kArenaToHost}, 0);
+  const ops::UnitMove back{kAcross, 3};
+  backend_->move_units({{&back, 1}, {&group, 1}, ops::MoveDirection::kHostToArena}, 0);
+  const BufferPtr pinned = backend_->allocate_pinned(kUnitBytes);
+  backend_->download(*pinned, arena->device_data() + 3 * kUnitBytes, kUnitBytes, 0);
+  backend_->synchronize(*backend_->record(0));
+  EXPECT_EQ(std::memcmp(range->address() + kAcross * kUnitBytes, unit.data(), unit.size()), 0);
+  EXPECT_EQ(std::memcmp(pinned->data(), unit.data(), unit.size()), 0);
+}
+
+TEST_P(MappedRangeTest, AGranuleMayBeLargerThanTheDriverNeeds) {
+  for (const MemoryKind kind : kKinds) {
+    MappedRange range(backend_->memory_driver(kind), std::make_shared<Filler>(1), 16 * kGranule,
+                      8 * kGranule);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.address()) % (8 * kGranule), 0u);
+    resize(range, 8 * kGranule);
+    range.wait_usable(8 * kGranule);
+    write(range, 8 * kGranule - 64, 4);
+    EXPECT_EQ(read(range, 8 * kGranule - 64), all(4));
+    EXPECT_THROW(range.resize(4 * kGranule), InvalidArgument);
+  }
+}
+
+TEST_P(MappedRangeTest, SizesBeyondTheReservationAreRefused) {
+  for (const MemoryKind kind : kKinds) {
+    const auto range = make(kind);
+    resize(*range, kGranule);
+    EXPECT_THROW(range->resize(kReserved + kGranule), InvalidArgument);
+    EXPECT_THROW(range->resize(kGranule + 1), InvalidArgument);
+    EXPECT_EQ(range->mapped_bytes(), kGranule);
+  }
+}
+
+TEST_P(MappedRangeTest, RandomSizesKeepEveryGranuleThatStayed) {
+  for (const MemoryKind kind : kKinds) {
+    const auto range = make(kind);
+    std::mt19937 random(7);
+    std::vector<std::uint8_t> expected;
+    for (int step = 0; step < 40; ++step) {
+      const std::size_t granules = random() % (kReserved / kGranule + 1);
+      resize(*range, granules * kGranule);
+      range->wait_usable(granules * kGranule);
+      if (granules < expected.size()) expected.resize(granules);
+      while (expected.size() < granules) {
+        expected.push_back(static_cast<std::uint8_t>(random()));
+        write(*range, (expected.size() - 1) * kGranule, expected.back());
+      }
+      for (std::size_t g = 0; g < granules; ++g) {
+        ASSERT_EQ(read(*range, g * kGranule), all(expected[g])) << "step " << step;
+      }
+    }
+  }
+}
+
+// With memory that a test controls.
+class FaultyRangeTest : public ::testing::Test {
+ protected:
+  FaultyRangeTest()
+      : driver_(std::make_shared<testing::FaultyMemory>(
+            backend_for({})->memory_driver(MemoryKind::kDevice), log_)) {}
+
+  std::shared_ptr<testing::MemoryLog> log_ = std::make_shared<testing::MemoryLog>();
+  std::shared_ptr<testing::FaultyMemory> driver_;
+  std::shared_ptr<Filler> filler_ = std::make_shared<Filler>(1);
+};
+
+TEST_F(FaultyRangeTest, AMappingThatFailsLeavesTheRangeAsItWas) {
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, 2 * kGranule);
+  range.address()[2 * kGranule - 1] = std::byte{3};
+  for (std::int64_t calls = 0; calls < 6; ++calls) {
+    log_->maps_left = calls;
+    EXPECT_THROW(range.resize(kReserved), std::bad_alloc);
+    EXPECT_EQ(range.mapped_bytes(), 2 * kGranule);
+    EXPECT_EQ(range.usable_bytes(), 2 * kGranule);
+    EXPECT_EQ(log_->mapped, 2);
+    EXPECT_EQ(range.address()[2 * kGranule - 1], std::byte{3});
+  }
+  resize(range, kReserved);
+  EXPECT_EQ(log_->mapped, 8);
+}
+
+TEST_F(FaultyRangeTest, TheDeviceIsWaitedForBeforeAnythingIsUnmapped) {
+  {
+    MappedRange range(driver_, filler_, kReserved, kGranule);
+    resize(range, 3 * kGranule);
+    resize(range, kGranule);
+    EXPECT_EQ(log_->calls, "mmmsuu");
+    resize(range, kGranule);
+    EXPECT_EQ(log_->calls, "mmmsuu");
+  }
+  EXPECT_EQ(log_->calls, "mmmsuusu");
+  EXPECT_EQ(log_->mapped, 0);
+}
+
+TEST_F(FaultyRangeTest, ARangeFillsInTheBackgroundFromTheFront) {
+  std::atomic<int> allowed = 0;
+  std::atomic<int> filled = 0;
+  driver_->on_fill = [&] {
+    while (filled >= allowed) std::this_thread::yield();
+    ++filled;
+  };
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, 4 * kGranule);
+  EXPECT_EQ(range.mapped_bytes(), 4 * kGranule);
+  EXPECT_EQ(range.usable_bytes(), 0u);
+  allowed = 2;
+  range.wait_usable(2 * kGranule);
+  EXPECT_EQ(range.usable_bytes(), 2 * kGranule);
+  allowed = 4;
+  range.wait_usable(kReserved);  // as far as it is mapped
+  EXPECT_EQ(range.usable_bytes(), 4 * kGranule);
+}
+
+TEST_F(FaultyRangeTest, RangesFillInTurns) {
+  std::atomic<int> allowed = 0;
+  std::atomic<int> filled = 0;
+  driver_->on_fill = [&] {
+    while (filled >= allowed) std::this_thread::yield();
+    ++filled;
+  };
+  MappedRange one(driver_, filler_, kReserved, kGranule);
+  MappedRange two(driver_, filler_, kReserved, kGranule);
+  resize(one, kReserved);
+  resize(two, kReserved);
+  allowed = 8;
+  while (one.usable_bytes() + two.usable_bytes() < 8 * kGranule) std::this_thread::yield();
+  EXPECT_EQ(one.usable_bytes(), two.usable_bytes());
+  allowed = 16;
+  one.wait_usable(kReserved);
+  two.wait_usable(kReserved);
+}
+
+TEST_F(FaultyRangeTest, SeveralThreadsFillSeveralRangesAndNeverOneTwice) {
+  constexpr std::size_t kThreads = 3;
+  filler_ = std::make_shared<Filler>(kThreads);
+  std::atomic<int> inside = 0;
+  std::atomic<int> together = 0;
+  driver_->on_fill = [&] {
+    const int now = ++inside;
+    for (int seen = together; seen < now && !together.compare_exchange_weak(seen, now);) {
+    }
+    while (together < static_cast<int>(kThreads)) std::this_thread::yield();
+    --inside;
+  };
+  std::vector<std::unique_ptr<MappedRange>> ranges;
+  for (std::size_t i = 0; i < kThreads; ++i) {
+    ranges.push_back(std::make_unique<MappedRange>(driver_, filler_, kReserved, kGranule));
+    resize(*ranges.back(), kReserved);
+  }
+  for (const auto& range : ranges) {
+    range->wait_usable(kReserved);
+    EXPECT_EQ(range->usable_bytes(), kReserved);
+  }
+  EXPECT_EQ(together, static_cast<int>(kThreads));
+}
+
+TEST_F(FaultyRangeTest, AResizeWaitsForTheGranuleThatIsBeingFilled) {
+  std::atomic<bool> inside = false;
+  std::atomic<bool> go = false;
+  driver_->on_fill = [&] {
+    inside = true;
+    while (!go) std::this_thread::yield();
+    inside = false;
+  };
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, kReserved);
+  while (!inside) std::this_thread::yield();
+  auto shrunk = std::async(std::launch::async, [&] {
+    range.resize(kGranule);
+    return !inside;
+  });
+  for (int i = 0; i < 10'000; ++i) std::this_thread::yield();  // time for it to do it wrong
+  go = true;
+  EXPECT_TRUE(shrunk.get());
+}
+
+TEST_F(FaultyRangeTest, ManyThreadsMayWaitForTheFill) {
+  std::atomic<bool> go = false;
+  driver_->on_fill = [&] {
+    while (!go) std::this_thread::yield();
+  };
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, kReserved);
+  std::vector<std::future<bool>> waiters;
+  for (std::size_t i = 1; i <= 8; ++i) {
+    waiters.push_back(std::async(std::launch::async, [&range, i] {
+      range.wait_usable(i * kGranule);
+      return range.usable_bytes() >= i * kGranule;
+    }));
+  }
+  go = true;
+  for (std::future<bool>& waiter : waiters) EXPECT_TRUE(waiter.get());
+}
+
+TEST_F(FaultyRangeTest, AFillThatFailsIsToldToWhoWaitsAndTriedAgain) {
+  std::atomic<bool> broken = true;
+  driver_->on_fill = [&] {
+    if (broken) throw std::bad_alloc();
+  };
+  MappedRange range(driver_, filler_, kReserved, kGranule);
+  resize(range, 2 * kGranule);
+  EXPECT_THROW(range.wait_usable(kGranule), std::bad_alloc);
+  EXPECT_EQ(range.usable_bytes(), 0u);
+  broken = false;
+  resize(range, 3 * kGranule);
+  range.wait_usable(3 * kGranule);
+  EXPECT_EQ(range.usable_bytes(), 3 * kGranule);
+}
+
+TEST_F(FaultyRangeTest, ARangeThatStillFillsCanShrinkGrowAndGo) {
+  driver_->on_fill = [] { std::this_thread::yield(); };
+  for (int round = 0; round < 50; ++round) {
+    MappedRange range(driver_, filler_, kReserved, kGranule);
+    resize(range, kReserved);
+    resize(range, kGranule);
+    EXPECT_LE(range.usable_bytes(), kGranule);
+    resize(range, 4 * kGranule);
+  }
+  EXPECT_EQ(log_->mapped, 0);
+}
+
+}  // namespace
+}  // namespace sparse_kvcm
