@@ -241,6 +241,7 @@ TEST(StorageSizingTest, ClampFindsTheLongestSequenceThatFits) {
       {dense_layer(0, {{"K", 64, {}, false}}), dense_layer(1, {{"K", 32, {}, false}}, 8)}));
   EXPECT_EQ(layout.clamp_max_seq_len({100, 100}, 1, 1'000'000), 97 * 4);  // 97 % of 100 pages
   EXPECT_EQ(layout.clamp_max_seq_len({100, 100}, 1, 30), 30);
+  EXPECT_EQ(layout.clamp_max_seq_len({100, 100}, 0x7FFFFFFF, 0x7FFFFFFF), 0);
   EXPECT_EQ(layout.clamp_max_seq_len({100, 100}, 1, 0), 0);
   EXPECT_EQ(layout.clamp_max_seq_len({100, 100}, 11, 1'000'000), 87 * 4);
   // The window needs 3 slots: with fewer, its own pages bind.

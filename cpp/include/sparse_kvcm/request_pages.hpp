@@ -30,7 +30,7 @@ class StorageState;  // src/storage
 class RequestPages {
  public:
   RequestPages(std::shared_ptr<StorageState> storage, std::int32_t expected_length);
-  ~RequestPages();  // as close(0)
+  ~RequestPages();  // as close, on the stream of the last resize or drop_step
   RequestPages(const RequestPages&) = delete;
   RequestPages& operator=(const RequestPages&) = delete;
 
@@ -41,14 +41,16 @@ class RequestPages {
   // Stale pages go before new ones are taken, so a window never needs more than its floor. Returns
   // false, and changes nothing, if a pool group has too few free slots.
   // Throws InvalidArgument unless history_length is in [history_length(), capacity] and, while pages
-  // are in scratch, in [capacity() - max_rewind_len, capacity()]; InvalidState once closed.
+  // are in scratch, in [capacity() - max_rewind_len, capacity()]; InvalidState once closed and while
+  // `stream` is being captured, as drop_step.
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
 
   // The step at hand did not happen: capacity becomes history_length, its pages and scratch go back.
   // What comes before a suspension. Throws InvalidState once closed.
   void drop_step(Stream stream);
 
-  // Gives everything back. No-op if closed.
+  // Gives everything back, for reuse after the work that `stream` had. Not while it is captured. No-op
+  // if closed.
   void close(Stream stream) noexcept;
 
   // The page table of a layer group, [ceil(capacity / tokens_per_block)].
@@ -76,7 +78,7 @@ class RequestPages {
   };
   struct Plan;
 
-  void check_resize(std::int32_t capacity, std::int32_t history_length) const;
+  void check_resize(std::int32_t capacity, std::int32_t history_length, Stream stream) const;
   [[nodiscard]] bool keeps_tables(KvCacheDesc request) const;
   [[nodiscard]] bool move(std::int32_t capacity, std::int32_t history_length, Stream stream);
   [[nodiscard]] bool could_fit(KvCacheDesc request) const;
@@ -98,6 +100,7 @@ class RequestPages {
   std::int32_t history_length_ = 0;
   bool scratch_reuse_;
   bool closed_ = false;
+  Stream last_stream_ = 0;
 };
 
 }  // namespace sparse_kvcm

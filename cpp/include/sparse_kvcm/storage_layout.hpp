@@ -119,7 +119,8 @@ class StorageLayout {
   [[nodiscard]] std::int64_t get_num_bytes(std::int32_t pool_group, std::int64_t num_slots) const;
   // The least quota of a level, in bytes: min_slots() of its pool groups, >= 1 granule per pool.
   [[nodiscard]] std::int64_t min_quota(std::int32_t level) const;
-  // What `quota` becomes: whole granules, at least min_quota().
+  // What `quota` becomes: whole granules, at least min_quota(). Throws InvalidArgument unless quota is
+  // in [1, 2^60], as slots_for_quota does.
   [[nodiscard]] std::int64_t effective_quota(std::int32_t level, std::int64_t quota) const;
   // Slots of each pool group of `level` under `quota` bytes, made effective first; 0 in those of
   // other levels. Their bytes sum to at most that quota.
@@ -129,7 +130,7 @@ class StorageLayout {
   // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token
   // into `totals` slots per pool group, at all lengths on the way there, at max_util_for_resume.
   // Cold pool groups do not count. 0 if none does.
-  // Throws InvalidArgument if batch_size < 1 or upper < 0.
+  // Throws InvalidArgument if batch_size < 1, upper < 0 or totals has another size.
   [[nodiscard]] std::int32_t clamp_max_seq_len(const std::vector<std::int64_t>& totals,
                                                std::int32_t batch_size, std::int32_t upper) const;
 

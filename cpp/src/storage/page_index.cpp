@@ -34,6 +34,14 @@ void check_sizes(const PageIndexConverter& converter, std::size_t num_pages,
   }
 }
 
+// Every index that a slot gives has 32 bits.
+void check_slot(const PageIndexConverter& converter, const char* name, std::int32_t slot) {
+  constexpr std::int64_t kIndices = std::int64_t{1} << 31;
+  const std::int64_t per_slot = std::int64_t{converter.scale} * converter.expansion;
+  if (slot == kBadPageIndex || (slot >= 0 && slot < kIndices / per_slot)) return;
+  fail_argument(kFunction, name, " must be -1 or in [0, ", kIndices / per_slot, "), got ", slot);
+}
+
 // `page`: of this buffer's size, counted from the pool's beginning.
 void expand(std::int32_t page, std::int32_t expansion, std::int32_t* indices) {
   for (std::int32_t u = 0; u < expansion; ++u) indices[u] = page * expansion + u;
@@ -42,6 +50,7 @@ void expand(std::int32_t page, std::int32_t expansion, std::int32_t* indices) {
 }  // namespace
 
 void PageIndexConverter::convert(std::int32_t base_index, std::int32_t* indices) const {
+  check_slot(*this, "base_index", base_index);
   if (base_index == kBadPageIndex) {
     std::fill_n(indices, expansion, kBadPageIndex);
     return;
@@ -53,6 +62,8 @@ void PageIndexConverter::convert(std::int32_t base_index, std::int32_t* indices)
 void PageIndexConverter::convert(std::span<const std::int32_t> base, const ScratchPages& scratch,
                                  std::span<std::int32_t> indices) const {
   check_sizes(*this, base.size(), scratch, indices.size());
+  for (const std::int32_t slot : base) check_slot(*this, "base indices", slot);
+  for (const std::int32_t slot : scratch.slots) check_slot(*this, "scratch slots", slot);
   std::int32_t* out = indices.data();
   for (std::int32_t page = 0; std::cmp_less(page, base.size()); ++page, out += expansion) {
     if (!scratch.pages.contains(page)) {

@@ -40,11 +40,13 @@ RequestPages::RequestPages(std::shared_ptr<StorageState> storage, std::int32_t e
       expected_length_(expected_length),
       scratch_reuse_(storage_->layout.config().swa_scratch_reuse.has_value()) {}
 
-RequestPages::~RequestPages() { close(0); }
+RequestPages::~RequestPages() { close(last_stream_); }
 
-void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length) const {
+void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length,
+                                Stream stream) const {
   constexpr const char* kFunction = "RequestPages.resize";
   if (closed_) fail_state(kFunction, "the request is closed");
+  if (storage_->backend->is_capturing(stream)) fail_state(kFunction, "the stream is capturing");
   if (history_length < history_length_ || history_length > capacity) {
     fail_argument(kFunction, "history_length must be in [", history_length_,
                   ", capacity], where it was and what there is room for, got ", history_length,
@@ -156,7 +158,8 @@ bool RequestPages::keeps_tables(KvCacheDesc request) const {
 }
 
 bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream) {
-  check_resize(capacity, history_length);
+  check_resize(capacity, history_length, stream);
+  last_stream_ = stream;
   if (!keeps_tables({capacity, history_length}) && !move(capacity, history_length, stream)) {
     return false;
   }
@@ -234,7 +237,10 @@ void RequestPages::undo(std::vector<Plan>& plans) {
 }
 
 void RequestPages::drop_step(Stream stream) {
-  if (closed_) fail_state("RequestPages.drop_step", "the request is closed");
+  constexpr const char* kFunction = "RequestPages.drop_step";
+  if (closed_) fail_state(kFunction, "the request is closed");
+  if (storage_->backend->is_capturing(stream)) fail_state(kFunction, "the stream is capturing");
+  last_stream_ = stream;
   std::vector<Plan> plans(tables_.size());
   const std::int32_t tokens = storage_->layout.config().tokens_per_block;
   const auto pages = static_cast<std::size_t>(ceil_div(history_length_, tokens));

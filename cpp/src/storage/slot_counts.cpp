@@ -126,13 +126,18 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
   constexpr const char* kFunction = "StorageLayout.clamp_max_seq_len";
   if (batch_size < 1) fail_argument(kFunction, "batch_size must be >= 1, got ", batch_size);
   if (upper < 0) fail_argument(kFunction, "upper must be >= 0, got ", upper);
+  if (totals.size() != pool_groups_.size()) {
+    fail_argument(kFunction, "totals must have one element per pool group, ", pool_groups_.size(),
+                  ", got ", totals.size());
+  }
   auto batch_fits = [&](std::int32_t length) {
     for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
       const PoolGroupDesc& pools = pool_groups_[g];
       std::int64_t slots = 0;
       for (const std::int32_t id : pools.layer_groups) {
         const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(id)].life_cycle;
-        slots += batch_size - 1 + most_pages(life_cycle, config_.tokens_per_block, length);
+        slots +=
+            std::int64_t{batch_size} - 1 + most_pages(life_cycle, config_.tokens_per_block, length);
       }
       if (!pools.is_cold && !fits(slots, totals[g], config_.max_util_for_resume)) return false;
     }

@@ -29,6 +29,14 @@ std::vector<std::int64_t> sparse_slot_bytes(const StorageConfig& config) {
   return bytes;
 }
 
+// REQUIRES: a sparse layer of a checked config.
+std::int32_t selection_group_of(const StorageConfig& config, std::int32_t layer_id) {
+  const auto group = std::ranges::find_if(config.selection_groups, [&](const auto& candidate) {
+    return std::ranges::find(candidate.layers, layer_id) != candidate.layers.end();
+  });
+  return static_cast<std::int32_t>(group - config.selection_groups.begin());
+}
+
 std::vector<std::int64_t> dense_slot_bytes(const LayerGroupDesc& group) {
   std::vector<std::int64_t> bytes;
   bytes.reserve(group.slot.size());
@@ -138,6 +146,10 @@ void StorageLayout::add_places() {
         place.converter.scratch_pages_per_page = coalesced.scratch_pages_per_page;
       }
     }
+  }
+  // A sparse layer's pages lie in its selection group's pool, whatever buffers they have.
+  for (auto& [id, place] : places_) {
+    if (place.is_sparse) place.pool = selection_group_of(config_, id.layer_id);
   }
 }
 

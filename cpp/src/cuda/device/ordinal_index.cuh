@@ -3,7 +3,7 @@
 // ordinals. The direct table is the fastest and covers the shortest histories, the bitmap longer
 // ones, and the sorted list all.
 //
-//   insert        by each thread for its part of the selection
+//   insert        by each thread for its part of the selection; -1 past the selection's end as well
 //   finish        by the whole block; begins and ends with a barrier
 //   find          whether any ordinal is selected, and if so its key
 //   selected_key  key of a selected ordinal
@@ -177,6 +177,7 @@ class SortedIndex {
         k_(k) {}
 
   __device__ void insert(int j, std::int32_t ordinal) {
+    if (j >= k_) return;
     keys_[j] = static_cast<std::uint32_t>(ordinal) < limit_ ? ordinal : kNoOrdinal;
   }
 

@@ -217,9 +217,9 @@ class RowResolver {
   [[nodiscard]] __device__ Key key_of(std::int32_t ordinal) const {
     return index_.selected_key(static_cast<std::uint32_t>(ordinal));
   }
-  // Slot of a cached unit within the lease, or kNoSlotYet.
-  [[nodiscard]] __device__ int find_slot(std::int32_t ordinal) const {
-    return index_.slot(key_of(ordinal));
+  // Slot of a unit within the lease, kNoSlotYet if it is cached but not found, else kNotCached.
+  [[nodiscard]] __device__ int look_up(std::int32_t ordinal) const {
+    return is_cached(ordinal) ? index_.slot(key_of(ordinal)) : kNotCached;
   }
   // The row's output slots, from the thread's first on.
   [[nodiscard]] __device__ std::int32_t* my_slots() const {
@@ -229,17 +229,18 @@ class RowResolver {
   // Slots of all selected units but the misses, which go into the set.
   __device__ void write_hits() {
     int found[SelectionPart<kThreads>::kAhead];
-    selected_.for_each_ahead([&](int u, int, std::int32_t ordinal) {
-      found[u] = is_cached(ordinal) ? find_slot(ordinal) : 0;
-    });
+    selected_.for_each_ahead(
+        [&](int u, int, std::int32_t ordinal) { found[u] = look_up(ordinal); });
     std::uint32_t errors = 0;
     std::int32_t* slots = my_slots();
     selected_.for_each_ahead([&](int u, int, std::int32_t ordinal) {
+      if (!selected_.has(u)) return;
       if (!write_slot(slots[u * kThreads], ordinal, found[u], errors)) missed_ |= 1u << u;
     });
     selected_.for_each_later([&](int u, int, std::int32_t ordinal) {
-      const int slot = is_cached(ordinal) ? find_slot(ordinal) : 0;
-      if (!write_slot(slots[u * kThreads], ordinal, slot, errors)) missed_ |= kMissedLater;
+      if (!write_slot(slots[u * kThreads], ordinal, look_up(ordinal), errors)) {
+        missed_ |= kMissedLater;
+      }
     });
     if (errors == 0) return;
     raise(p_.errors.errors + i_, errors);  // zero by now
@@ -254,7 +255,7 @@ class RowResolver {
       misses_.insert(key_of(ordinal));
       return false;
     }
-    __stcs(&output, is_cached(ordinal) ? head_.base + found : uncached_slot(ordinal, errors));
+    __stcs(&output, found >= 0 ? head_.base + found : uncached_slot(ordinal, errors));
     return true;
   }
   __device__ std::int32_t uncached_slot(std::int32_t ordinal, std::uint32_t& errors) const {
@@ -279,9 +280,7 @@ class RowResolver {
     });
     if ((missed_ & kMissedLater) == 0) return;
     selected_.for_each_later([&](int u, int, std::int32_t ordinal) {
-      if (is_cached(ordinal) && find_slot(ordinal) == kNoSlotYet) {
-        write_miss(slots[u * kThreads], ordinal);
-      }
+      if (look_up(ordinal) == kNoSlotYet) write_miss(slots[u * kThreads], ordinal);
     });
   }
   __device__ void write_miss(std::int32_t& output, std::int32_t ordinal) const {
@@ -311,6 +310,7 @@ class RowResolver {
     tile_.load(entries_ + first, end_ - first);
   }
 
+  static constexpr int kNotCached = kNoSlotYet - 1;
   static constexpr std::uint32_t kMissedLater = 1u << SelectionPart<kThreads>::kAhead;
 
   const ops::ResolveParams& p_;

@@ -16,22 +16,23 @@ class SelectionPart {
       : mine_(selection + threadIdx.x), k_(k) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      ahead_[u] = position(u) < k ? mine_[u * kThreads] : -1;
+      ahead_[u] = has(u) ? mine_[u * kThreads] : -1;
     }
   }
-  // Calls use(u, position, ordinal) for the units ahead, with u known to the compiler.
+  // Whether the selection has the thread's unit `u`.
+  [[nodiscard]] __device__ bool has(int u) const { return position(u) < k_; }
+  // Calls use(u, position, ordinal) for all units ahead, with u known to the compiler. Those that the
+  // selection does not have are -1, as unused ones.
   template <class Use>
   __device__ void for_each_ahead(const Use& use) const {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (position(u) < k_) use(u, position(u), ahead_[u]);
-    }
+    for (int u = 0; u < kAhead; ++u) use(u, position(u), ahead_[u]);
   }
-  // The same for the others.
+  // The same for the others, as far as the selection goes.
   template <class Use>
   __device__ void for_each_later(const Use& use) const {
 #pragma unroll 1
-    for (int u = kAhead; position(u) < k_; ++u) {
+    for (int u = kAhead; has(u); ++u) {
       use(u, position(u), mine_[u * kThreads]);
     }
   }
