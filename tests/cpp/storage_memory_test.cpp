@@ -178,6 +178,10 @@ TEST(ManagerStorageTest, ItsStatisticsFollowTheRequests) {
   EXPECT_EQ(host(*storage).free, 37);
   const auto counts = std::const_pointer_cast<Storage>(storage)->get_and_reset_statistics();
   EXPECT_EQ(counts, (std::vector<LayerGroupStatistics>{{3, 3, 0}}));
+  const auto next = manager.create_kv_cache({.need = 30});
+  next->import_history(layers, 5, 0);
+  const auto more = std::const_pointer_cast<Storage>(storage)->get_and_reset_statistics();
+  EXPECT_EQ(more, (std::vector<LayerGroupStatistics>{{2, 0, 0}}));
 }
 
 TEST(ManagerStorageTest, KeepsTheManagersMemoryAlive) {

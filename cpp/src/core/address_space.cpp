@@ -44,10 +44,13 @@ void commit_memory(std::byte* address, std::size_t bytes) {
   if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
 }
 
-// One call that forgets all advice too. It cannot fail: it merges with what is around it.
+// One call that forgets all advice too.
 void decommit_memory(std::byte* address, std::size_t bytes) noexcept {
-  static_cast<void>(mmap(address, bytes, PROT_NONE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0));
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (mmap(address, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED) return;
+  madvise(address, bytes,
+          MADV_DONTNEED);  // the kernel lacks mappings; the memory goes all the same
+  mprotect(address, bytes, PROT_NONE);
 }
 
 }  // namespace sparse_kvcm

@@ -1,5 +1,6 @@
 #include "storage/host_history.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -7,15 +8,21 @@
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
+namespace {
 
-HostHistory::HostHistory(StorageState& storage) {
+std::int32_t sparse_group(const StorageLayout& layout) {
+  const auto found = std::ranges::find_if(layout.layer_groups(), [](const LayerGroupDesc& group) {
+    return group.life_cycle.is_sparse;
+  });
+  return static_cast<std::int32_t>(found - layout.layer_groups().begin());
+}
+
+}  // namespace
+
+HostHistory::HostHistory(StorageState& storage)
+    : storage_(storage), layer_group_(sparse_group(storage.layout)) {
   const StorageConfig& config = storage.layout.config();
   units_per_page_ = config.tokens_per_block / config.tokens_per_unit;
-  for (std::size_t g = 0; g < storage.layout.layer_groups().size(); ++g) {
-    if (!storage.layout.layer_groups()[g].life_cycle.is_sparse) continue;
-    pool_group_ = &storage.home(static_cast<std::int32_t>(g));
-    if (config.enable_stats) counters_ = &storage.counters[g];
-  }
   for (std::size_t g = 0; g < config.selection_groups.size(); ++g) {
     const SelectionGroupConfig& group = config.selection_groups[g];
     Pool pool;
@@ -25,7 +32,7 @@ HostHistory::HostHistory(StorageState& storage) {
       pool.source_offsets.push_back(
           std::accumulate(regions.begin(), regions.begin() + piece.region, 0));
     }
-    pool.memory = pool_group_->pool(static_cast<std::int32_t>(g));
+    pool.memory = pool_group().pool(static_cast<std::int32_t>(g));
     pools_.push_back(std::move(pool));
   }
 }
@@ -38,14 +45,14 @@ MemoryView HostHistory::pool(std::int32_t group) const {
   const Pool& pool = pools_[static_cast<std::size_t>(group)];
   return {pool.memory->address(),
           pool.memory->address(),
-          {pool_group_->num_slots(), units_per_page_, pool.row.unit_bytes},
+          {pool_group().num_slots(), units_per_page_, pool.row.unit_bytes},
           pool.memory};
 }
 
 std::int64_t HostHistory::bytes() const {
   std::int64_t bytes = 0;
   for (const Pool& pool : pools_) {
-    bytes += pool.row.unit_bytes * units_per_page_ * pool_group_->num_slots();
+    bytes += pool.row.unit_bytes * units_per_page_ * pool_group().num_slots();
   }
   return bytes;
 }
@@ -59,24 +66,20 @@ std::int64_t HostHistory::host_unit(const std::vector<std::int32_t>& pages,
 bool HostHistory::take_pages(std::vector<std::int32_t>& pages, std::int32_t units,
                              std::int32_t need) {
   const std::size_t before = pages.size();
-  const bool enough = pool_group_->pages().grow(pages, ceil_div(units, units_per_page_),
+  const bool enough = pool_group().pages().grow(pages, ceil_div(units, units_per_page_),
                                                 ceil_div(need, units_per_page_));
-  if (counters_ != nullptr) {
-    counters_->num_taken += static_cast<std::int64_t>(pages.size() - before);
-    counters_->num_refused += enough ? 0 : 1;
-  }
+  storage_.count(layer_group_,
+                 {static_cast<std::int64_t>(pages.size() - before), 0, enough ? 0 : 1});
   return enough;
 }
 
-void HostHistory::keep_pages(std::vector<std::int32_t>& pages, std::int32_t count) noexcept {
+void HostHistory::keep_pages(std::vector<std::int32_t>& pages, std::int32_t kept) {
   const std::size_t before = pages.size();
-  pool_group_->pages().shrink(pages, count);
-  if (counters_ != nullptr) {
-    counters_->num_returned += static_cast<std::int64_t>(before - pages.size());
-  }
+  pool_group().pages().shrink(pages, kept);
+  storage_.count(layer_group_, {0, static_cast<std::int64_t>(before - pages.size()), 0});
 }
 
-void HostHistory::trim_pages(std::vector<std::int32_t>& pages, std::int32_t units) noexcept {
+void HostHistory::trim_pages(std::vector<std::int32_t>& pages, std::int32_t units) {
   keep_pages(pages, ceil_div(units, units_per_page_));
 }
 

@@ -24,7 +24,7 @@ class HostHistory {
   [[nodiscard]] const HostRowLayout& row_layout(std::int32_t group) const;
   // [pages, units_per_page, host_unit_bytes]
   [[nodiscard]] MemoryView pool(std::int32_t group) const;
-  [[nodiscard]] std::int32_t num_free_pages() const { return pool_group_->num_free(); }
+  [[nodiscard]] std::int32_t num_free_pages() const { return pool_group().num_free(); }
   [[nodiscard]] std::int64_t bytes() const;
 
   // The host unit of `ordinal` in a request with these pages.
@@ -34,9 +34,9 @@ class HostHistory {
   // Appends pages until there are enough for `units`, or none is free; false then. `need` is the
   // most units that the request may ever have. Never gives any back.
   bool take_pages(std::vector<std::int32_t>& pages, std::int32_t units, std::int32_t need);
-  // Gives back all but the first `count` pages; those behind the ones that `units` need.
-  void keep_pages(std::vector<std::int32_t>& pages, std::int32_t count) noexcept;
-  void trim_pages(std::vector<std::int32_t>& pages, std::int32_t units) noexcept;
+  // Gives back all but the first `kept` pages; those behind the ones that `units` need.
+  void keep_pages(std::vector<std::int32_t>& pages, std::int32_t kept);
+  void trim_pages(std::vector<std::int32_t>& pages, std::int32_t units);
 
   // Packs units [first, first + num_units) of one group into its pool; `layers` has one element
   // per member layer. On the calling thread; returns when done.
@@ -50,8 +50,10 @@ class HostHistory {
     std::shared_ptr<MappedRange> memory;
   };
 
-  PoolGroup* pool_group_ = nullptr;
-  LayerGroupStatistics* counters_ = nullptr;  // null unless pages are counted
+  [[nodiscard]] PoolGroup& pool_group() const { return storage_.home(layer_group_); }
+
+  StorageState& storage_;
+  std::int32_t layer_group_;  // the sparse one
   std::int32_t units_per_page_;
   std::vector<Pool> pools_;  // [num_groups]
 };

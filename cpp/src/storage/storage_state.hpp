@@ -30,6 +30,9 @@ class StorageState {
   void check_free(const char* function) const;
   [[nodiscard]] std::vector<std::string> warnings() const;
 
+  // Adds to a layer group's counters, if pages are counted.
+  void count(std::int32_t layer_group, const LayerGroupStatistics& more);
+
   // Where the pages of a layer group live.
   [[nodiscard]] PoolGroup& home(std::int32_t layer_group) {
     const LayerGroupDesc& group = layout.layer_groups()[static_cast<std::size_t>(layer_group)];
