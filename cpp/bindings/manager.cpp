@@ -15,6 +15,7 @@
 #include "array.hpp"
 #include "bindings.hpp"
 #include "record.hpp"
+#include "sparse_kvcm/storage.hpp"
 
 namespace sparse_kvcm::bindings {
 namespace {
@@ -201,6 +202,12 @@ void bind_manager(nb::module_& m) {
       .def("host_history", &host_history, arg("group"),
            nb::sig("def host_history(self, group: int) -> typing.Any"),
            "Host memory of one group, uint8 (host_pages, units_per_page, host_unit_bytes).")
+      .def_prop_ro(
+          "storage",
+          [](const Manager& self) { return std::const_pointer_cast<Storage>(self.storage()); },
+          nb::sig("def storage(self) -> Storage"),
+          "The `Storage` that host history lives in, to look at: it cannot be resized, and gives\n"
+          "nobody else pages.")
       .def("memory_use", &Manager::memory_use, "Bytes held.")
       .def("occupancy", &Manager::occupancy, "Pages and slots that are free.")
       .def_prop_ro("config", &Manager::config, nb::rv_policy::copy, "What it was made from.")

@@ -153,7 +153,7 @@ void bind_capacity(nb::class_<Storage>& storage) {
           arg("level"), arg("quota"), nb::sig("def resize(self, level: int, quota: int) -> None"),
           "Give a tier another quota.\n\nWhat shrinks gives up free slots now and others as they "
           "come back; no live slot moves.\n\nRaises\n------\nMemoryError\n    If memory lacks; "
-          "nothing has changed then.")
+          "nothing has changed then.\nInvalidState\n    If the storage is a manager's.")
       .def("trim", &S::trim, "Unmap what shrinking has drained. Waits for the device.")
       .def(
           "wait_usable",
@@ -164,6 +164,9 @@ void bind_capacity(nb::class_<Storage>& storage) {
           },
           arg("level"), nb::sig("def wait_usable(self, level: int) -> None"),
           "Wait until the pools of a level are filled.")
+      .def_prop_ro("warnings", &S::warnings,
+                   "What did not go as wished so far, a sentence each: memory on another NUMA "
+                   "node,\nor an environment variable that is not understood.")
       .def(
           "clamp_max_seq_len_for_mem",
           [](const S& self, nb::handle batch_size, nb::handle upper) {

@@ -194,7 +194,7 @@ void make_config(StorageConfig* self, nb::handle cache_tiers, nb::handle layers,
                  nb::handle selection_groups, nb::handle tokens_per_block,
                  nb::handle tokens_per_unit, nb::handle max_util, nb::handle constraints,
                  nb::handle typical_step, nb::handle ratio, nb::handle scratch,
-                 nb::handle enable_stats, nb::handle device) {
+                 nb::handle max_host_pages, nb::handle enable_stats, nb::handle device) {
   constexpr const char* kFunction = "StorageConfig";
   StorageConfig config;
   config.device = parse_device(to_text(kFunction, "device", device));
@@ -212,6 +212,9 @@ void make_config(StorageConfig* self, nb::handle cache_tiers, nb::handle layers,
   config.initial_pool_ratio = to_doubles(kFunction, "initial_pool_ratio", ratio);
   config.swa_scratch_reuse = to_optional(scratch, [&](nb::handle v) -> SwaScratchReuseConfig {
     return to_instance<SwaScratchReuseConfig>(kFunction, "swa_scratch_reuse", v);
+  });
+  config.max_host_pages = to_optional(max_host_pages, [&](nb::handle v) {
+    return to_int<std::int32_t>(kFunction, "max_host_pages", v);
   });
   config.enable_stats = to_bool(kFunction, "enable_stats", enable_stats);
   check(config);
@@ -243,6 +246,8 @@ initial_pool_ratio : sequence of float
     One weight per pool group that is not a cold one, sum 1. Comes before ``typical_step``.
 swa_scratch_reuse : SwaScratchReuseConfig, optional
     Lets pages of a prefill share slots.
+max_host_pages : int, optional
+    Most pages of host history, where the host tier's quota holds more.
 enable_stats : bool
     Count what `Storage.get_and_reset_statistics` reports.
 device : str
@@ -261,7 +266,7 @@ void bind_config_class(nb::module_& m) {
            arg("tokens_per_unit") = 1, arg("max_util_for_resume") = 0.97,
            arg("constraints") = nb::tuple(), arg("typical_step") = nb::none(),
            arg("initial_pool_ratio") = nb::tuple(), arg("swa_scratch_reuse") = nb::none(),
-           arg("enable_stats") = true, arg("device") = "cpu",
+           arg("max_host_pages") = nb::none(), arg("enable_stats") = true, arg("device") = "cpu",
            nb::sig("def __init__(self, *, cache_tiers: collections.abc.Sequence[CacheTierConfig], "
                    "layers: collections.abc.Sequence[LayerConfig], "
                    "selection_groups: collections.abc.Sequence[SelectionGroupConfig] = (), "
@@ -271,6 +276,7 @@ void bind_config_class(nb::module_& m) {
                    "typical_step: BatchDesc | None = None, "
                    "initial_pool_ratio: collections.abc.Sequence[float] = (), "
                    "swa_scratch_reuse: SwaScratchReuseConfig | None = None, "
+                   "max_host_pages: int | None = None, "
                    "enable_stats: bool = True, device: str = 'cpu') -> None"))
       .def_ro("cache_tiers", &Config::cache_tiers, "Tiers by level.")
       .def_ro("layers", &Config::layers, "Layers.")
@@ -283,6 +289,7 @@ void bind_config_class(nb::module_& m) {
       .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
       .def_ro("initial_pool_ratio", &Config::initial_pool_ratio, "Weights, or none.")
       .def_ro("swa_scratch_reuse", &Config::swa_scratch_reuse, "Or None.")
+      .def_ro("max_host_pages", &Config::max_host_pages, "Or None.")
       .def_ro("enable_stats", &Config::enable_stats, "Whether pages are counted.")
       .def_prop_ro(
           "device", [](const Config& self) { return to_string(self.device); },

@@ -49,8 +49,10 @@ class FaultyBackend : public Backend {
     return device().kind == DeviceKind::kCpu ? inner_->allocate_pinned(bytes, options)
                                              : make_shared_buffer(device(), bytes);
   }
-  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override {
-    return inner_->memory_driver(kind);
+  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind,
+                                                            const Warn& warn) override {
+    if (kind == MemoryKind::kPinned && warn && !warning_.empty()) warn(warning_);
+    return inner_->memory_driver(kind, warn);
   }
   void upload(std::span<const Upload> uploads, Stream stream) override {
     if (left_ == 0) inner_->upload(uploads.first(uploads.size() / 2), stream);

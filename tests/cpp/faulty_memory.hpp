@@ -26,7 +26,7 @@ class FaultyMemory final : public MemoryDriver {
   FaultyMemory(std::shared_ptr<MemoryDriver> real, std::shared_ptr<MemoryLog> log)
       : real_(std::move(real)), log_(std::move(log)) {}
 
-  // What fill does instead of touching memory; runs on the filler's thread.
+  // What opening a granule does, if memory is filled; runs on the filler's thread.
   std::function<void()> on_fill;
 
   [[nodiscard]] std::size_t granularity() const override { return real_->granularity(); }
@@ -49,10 +49,18 @@ class FaultyMemory final : public MemoryDriver {
     log_->calls += 'u';
     --log_->mapped;
   }
-  void fill(std::byte* address, std::size_t bytes) override {
-    if (on_fill) return on_fill();
-    real_->fill(address, bytes);
+  void announce(std::byte* address, std::size_t bytes) override { real_->announce(address, bytes); }
+  void touch(std::byte* address, std::size_t bytes) override {
+    if (!on_fill) real_->touch(address, bytes);
   }
+  void open(std::byte* address, std::size_t bytes) override {
+    if (on_fill) return on_fill();
+    real_->open(address, bytes);
+  }
+  void close(std::byte* address, std::size_t bytes) noexcept override {
+    real_->close(address, bytes);
+  }
+  [[nodiscard]] std::size_t most_opened() const override { return std::size_t{1} << 30; }
   void synchronize() override { log_->calls += 's'; }
 
  private:
@@ -63,8 +71,9 @@ class FaultyMemory final : public MemoryDriver {
 // The CPU with such memory.
 class FaultyMemoryBackend final : public FaultyBackend {
  public:
-  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override {
-    auto driver = std::make_shared<FaultyMemory>(FaultyBackend::memory_driver(kind), log);
+  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind,
+                                                            const Warn& warn) override {
+    auto driver = std::make_shared<FaultyMemory>(FaultyBackend::memory_driver(kind, warn), log);
     if (kind == MemoryKind::kPinned) driver->on_fill = on_fill;
     return driver;
   }

@@ -128,21 +128,6 @@ TEST(HostMappingTest, IsUnmappedWhenItGoes) {
   }
 }
 
-TEST(HostMappingTest, TouchesByMemsetWhereTheKernelDoesNotKnowTheAdvice) {
-  constexpr std::size_t kBytes = 5 * 4096 + 1;
-  constexpr int kUnknownAdvice = 9999;
-  const HostMapping mapping(kBytes);
-  EXPECT_EQ(touch_pages(mapping.data(), kBytes, kUnknownAdvice), 0);
-  EXPECT_EQ(resident_bytes(mapping.data(), kBytes), whole_pages(kBytes));
-}
-
-TEST(HostMappingTest, TouchReportsWhatTheKernelCannotGive) {
-  std::optional<HostMapping> mapping(std::in_place, 4096);
-  std::byte* const gone = mapping->data();
-  mapping.reset();
-  EXPECT_EQ(touch_pages(gone, 4096), ENOMEM);
-}
-
 // --- progress ---
 
 TEST(HostMappingTest, ProgressAscendsToTheTotalOnTheCallersThreadBehindTheTouch) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/filler.hpp"
 #include "faulty_memory.hpp"
 #include "sparse_kvcm/error.hpp"
 #include "test_device.hpp"
@@ -287,30 +288,6 @@ TEST_F(FaultyRangeTest, RangesFillInTurns) {
   allowed = 16;
   one.wait_usable(kReserved);
   two.wait_usable(kReserved);
-}
-
-TEST_F(FaultyRangeTest, SeveralThreadsFillSeveralRangesAndNeverOneTwice) {
-  constexpr std::size_t kThreads = 3;
-  filler_ = std::make_shared<Filler>(kThreads);
-  std::atomic<int> inside = 0;
-  std::atomic<int> together = 0;
-  driver_->on_fill = [&] {
-    const int now = ++inside;
-    for (int seen = together; seen < now && !together.compare_exchange_weak(seen, now);) {
-    }
-    while (together < static_cast<int>(kThreads)) std::this_thread::yield();
-    --inside;
-  };
-  std::vector<std::unique_ptr<MappedRange>> ranges;
-  for (std::size_t i = 0; i < kThreads; ++i) {
-    ranges.push_back(std::make_unique<MappedRange>(driver_, filler_, kReserved, kGranule));
-    resize(*ranges.back(), kReserved);
-  }
-  for (const auto& range : ranges) {
-    range->wait_usable(kReserved);
-    EXPECT_EQ(range->usable_bytes(), kReserved);
-  }
-  EXPECT_EQ(together, static_cast<int>(kThreads));
 }
 
 TEST_F(FaultyRangeTest, AResizeWaitsForTheGranuleThatIsBeingFilled) {

@@ -49,6 +49,8 @@ CONFIG_CASES: list[Case] = [
     (lambda: one(cache_tiers=[gpu_tier(0)]), ["cache_tiers[0].quota", "got 0"]),
     (lambda: one(cache_tiers=[gpu_tier(9, 8)]), ["cache_tiers[0].max_quota", "[9, ", "got 8"]),
     (lambda: one(cache_tiers=[7]), ["cache_tiers[0] must be a CacheTierConfig", "got int 7"]),
+    (lambda: one(max_host_pages=0), ["max_host_pages", "[1, 2147483647]", "got 0"]),
+    (lambda: one(max_host_pages="1"), ["max_host_pages must be an int", "got str"]),
     (lambda: make_config([]), ["layers", "empty"]),
     (lambda: make_config([dense_layer(-1, 64)]), ["layers[0].layer_id", "got -1"]),
     (lambda: make_config([dense_layer(5, 64)] * 2), ["layers[1].layer_id 5", "taken"]),

@@ -188,6 +188,41 @@ def test_import_takes_torch_bfloat16() -> None:
     assert (stored == units.view(torch.uint8).numpy()).all()
 
 
+# --- storage ---
+def test_host_history_lives_in_the_managers_storage(manager: kvcm.KvCacheManager) -> None:
+    storage = manager.storage
+    pools = storage.pool_group_descs()[0]
+    for group, pool in enumerate(pools):
+        history = manager.host_history(group)
+        assert pool.base_address == history.__array_interface__["data"][0]
+        assert pool.num_slots == len(history) == 64
+        assert pool.slot_bytes == history[0].nbytes
+    cache = active(manager, 100, 30)
+    (statistics,) = storage.get_storage_statistics(1)
+    assert statistics.total == 64
+    assert statistics.free == manager.occupancy().free_host_pages == 64 - len(cache.host_pages)
+
+
+def test_the_managers_storage_can_only_be_looked_at(manager: kvcm.KvCacheManager) -> None:
+    storage = manager.storage
+    with pytest.raises(kvcm.InvalidState, match=r"\[Storage.resize\] .* a KvCacheManager"):
+        storage.resize(1, 1)
+    with pytest.raises(kvcm.InvalidState, match=r"\[Storage.create_request_pages\]"):
+        storage.create_request_pages()
+    with pytest.raises(AttributeError):
+        manager.storage = storage  # type: ignore[misc]
+    storage.trim()
+    storage.wait_usable(1)
+    assert storage.get_storage_statistics(1)[0].free == 64
+
+
+def test_the_storage_outlives_the_manager() -> None:
+    storage = kvcm.KvCacheManager(make_config()).storage
+    gc.collect()
+    assert storage.get_storage_statistics(1)[0].free == 64
+    assert (storage.pool_memory(0, 0) == 0).all()
+
+
 def test_records_print_and_compare_their_fields(manager: kvcm.KvCacheManager) -> None:
     cache: Any = active(manager, 100, 30)
     lease = cache.lease

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "sparse_kvcm/storage_config.hpp"
@@ -29,11 +28,6 @@ struct KvCacheManagerConfig {
   [[nodiscard]] std::int32_t units_per_page() const { return tokens_per_block / tokens_per_unit; }
 };
 
-// Called now and then while host memory is made ready, with the bytes done and all bytes: ascending,
-// the last call with bytes_done == bytes_total. On the thread that asked for the memory. What it
-// throws ends the work: all of the memory is given back, and the exception passes on.
-using FillProgress = std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)>;
-
 // What a KvCacheManager is told about its own making.
 struct KvCacheManagerOptions {
   FillProgress progress;  // over the pools of all groups; may be empty
@@ -49,7 +43,7 @@ struct KvCacheOptions {
 void check(const KvCacheManagerConfig& config);
 
 // The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", and
-// a host tier for at least `host_pages` pages. Add dense layers and their quota to it for models
+// a host tier for exactly `host_pages` pages. Add dense layers and their quota to it for models
 // that have some. Throws InvalidArgument as check() does.
 [[nodiscard]] StorageConfig storage_config(const KvCacheManagerConfig& config);
 

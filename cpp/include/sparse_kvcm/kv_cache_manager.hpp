@@ -14,6 +14,7 @@
 #include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/kv_cache.hpp"
 #include "sparse_kvcm/memory_view.hpp"
+#include "sparse_kvcm/storage.hpp"
 
 namespace sparse_kvcm {
 
@@ -71,7 +72,11 @@ class KvCacheManager {
 
   // What did not go as wished at construction, a sentence each: host memory that is not on the GPU's
   // NUMA node, an environment variable that is not understood. The manager works, maybe slower.
-  [[nodiscard]] const std::vector<std::string>& warnings() const;
+  [[nodiscard]] std::vector<std::string> warnings() const;
+
+  // The storage that host history lives in, made from storage_config(config): to look at. It has the
+  // manager as its owner, so it cannot be resized and gives nobody else pages.
+  [[nodiscard]] std::shared_ptr<const Storage> storage() const;
 
   [[nodiscard]] MemoryUse memory_use() const;
   [[nodiscard]] Occupancy occupancy() const;

@@ -91,7 +91,6 @@ class RequestPages {
   [[nodiscard]] const Table& table(const char* function, std::int32_t layer_group) const;
   [[nodiscard]] bool is_sparse(std::int32_t layer_group) const;
   [[nodiscard]] static std::int64_t num_slots(const Table& table);
-  void count(std::int32_t layer_group, const LayerGroupStatistics& more) const;
 
   std::shared_ptr<StorageState> storage_;
   std::vector<Table> tables_;  // [num_layer_groups]

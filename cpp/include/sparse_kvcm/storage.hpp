@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -50,13 +51,28 @@ struct LayerGroupStatistics {
   friend bool operator==(const LayerGroupStatistics&, const LayerGroupStatistics&) = default;
 };
 
+// kAtOnce: at construction, by it and as many threads as there are cores. kInBackground: by threads
+// that go on when the Storage is there.
+enum class StorageFill : std::uint8_t { kInBackground, kAtOnce };
+
+// What a Storage is told about its own making.
+struct StorageOptions {
+  StorageFill fill = StorageFill::kInBackground;
+  FillProgress progress = nullptr;  // over all host pools, with kAtOnce; may be empty
+  // Who alone changes it, a string that outlives it, or null: others can only look, and its size is
+  // fixed, so that copies between host pages and a GPU never cross two registrations.
+  const char* owner = nullptr;
+};
+
 class Storage {
  public:
   // Throws InvalidArgument for a bad config or one whose page indices exceed 31 bits, NotAvailable
-  // for a device that is not there, std::bad_alloc if memory lacks; all of it or nothing.
-  explicit Storage(const StorageConfig& config);
+  // for a device that is not there, HostMemoryError or std::bad_alloc if memory lacks, and what
+  // options.progress throws; all of it or nothing.
+  explicit Storage(const StorageConfig& config, const StorageOptions& options = {});
   // On a backend that was made elsewhere, for tests.
-  Storage(const StorageConfig& config, std::shared_ptr<Backend> backend);
+  Storage(const StorageConfig& config, std::shared_ptr<Backend> backend,
+          const StorageOptions& options = {});
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
@@ -97,7 +113,8 @@ class Storage {
   // must not be touched any more. Throws InvalidArgument for an unknown pool.
   [[nodiscard]] MemoryView pool_memory(std::int32_t pool_group, std::int32_t pool) const;
 
-  // A request without pages. Throws InvalidArgument for a negative length.
+  // A request without pages. Throws InvalidArgument for a negative length, InvalidState if the
+  // storage has an owner.
   // `expected_length`: tokens that it may ever have, which keeps its host pages in one run; a hint.
   [[nodiscard]] std::shared_ptr<RequestPages> create_request_pages(
       std::int32_t expected_length = 0);
@@ -108,19 +125,21 @@ class Storage {
   [[nodiscard]] std::vector<PoolGroupStatistics> get_storage_statistics(std::int32_t level) const;
   // [num_layer_groups]; zeroes unless the config has enable_stats.
   [[nodiscard]] std::vector<LayerGroupStatistics> get_and_reset_statistics();
-  // Bytes that are mapped: the quota's, and those that still drain.
+  // Bytes that are mapped: the quota's, less what max_host_pages leaves of it, and those that still
+  // drain.
   [[nodiscard]] std::int64_t get_num_bytes(std::int32_t level) const;
   [[nodiscard]] std::int64_t get_quota(std::int32_t level) const;
   // Gives a tier another quota: raised to the least and to granules as at construction, and divided
   // by the same ratio. Pool groups that grow do so at once, or nothing changes and std::bad_alloc
   // is thrown. Those that shrink give up free slots at once and others as they come back; memory
   // goes back at trim() or the next resize. Waits for the device if memory is unmapped.
-  // Throws InvalidArgument if quota < 1 or it becomes more than max_quota.
+  // Throws InvalidArgument if quota < 1 or it becomes more than max_quota, HostMemoryError if the
+  // machine, a control group or memlock does not allow it, InvalidState if the storage has an owner.
   void resize(std::int32_t level, std::int64_t quota);
   // Unmaps what shrinking has drained. Waits for the device if there is something.
   void trim();
-  // Waits until the pools of a level are filled. Throws std::bad_alloc if the machine ran out of
-  // memory on the way; slots up to there stay in use.
+  // Waits until the pools of a level are filled. Throws HostMemoryError if the machine ran out of
+  // memory on the way, or it could not be pinned; slots up to there stay in use.
   void wait_usable(std::int32_t level);
 
   // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token,
@@ -129,6 +148,10 @@ class Storage {
   // Throws InvalidArgument if batch_size < 1 or upper < 0.
   [[nodiscard]] std::int32_t clamp_max_seq_len_for_mem(std::int32_t batch_size,
                                                        std::int32_t upper) const;
+
+  // What did not go as wished so far, a sentence each, none twice: host memory that is not on the
+  // GPU's NUMA node, an environment variable that is not understood.
+  [[nodiscard]] std::vector<std::string> warnings() const;
 
   [[nodiscard]] const std::shared_ptr<StorageState>& state() const { return state_; }
 

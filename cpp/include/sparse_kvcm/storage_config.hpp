@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -82,6 +83,11 @@ struct SwaScratchReuseConfig {
   friend bool operator==(const SwaScratchReuseConfig&, const SwaScratchReuseConfig&) = default;
 };
 
+// Called now and then while host memory is made ready, with the bytes done and all bytes: ascending,
+// the last call with bytes_done == bytes_total. On the thread that asked for the memory. What it
+// throws ends the work: all of the memory is given back, and the exception passes on.
+using FillProgress = std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)>;
+
 struct StorageConfig {
   Device device;                       // of tier kGpuMem
   std::int32_t tokens_per_block = 64;  // page size in tokens, in [1, 65536]
@@ -96,6 +102,9 @@ struct StorageConfig {
   // that order, sum 1 within 1e-6; comes before typical_step. Empty = none.
   std::vector<double> initial_pool_ratio;
   std::optional<SwaScratchReuseConfig> swa_scratch_reuse;
+  // Most pages of host history, in [1, 2^31 - 1], where the host tier's quota holds more; granules
+  // that they leave stay unmapped. Empty = what the quota holds.
+  std::optional<std::int32_t> max_host_pages;
   bool enable_stats = true;  // count what get_and_reset_statistics reports
 };
 

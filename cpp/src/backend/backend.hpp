@@ -15,6 +15,7 @@
 #include <string>
 
 #include "backend/memory_driver.hpp"
+#include "core/host_advice.hpp"
 #include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/ops.hpp"
 #include "sparse_kvcm/types.hpp"
@@ -49,7 +50,7 @@ struct Upload {
 // How pinned memory is made.
 struct PinnedOptions {
   FillProgress progress = nullptr;
-  std::function<void(const std::string&)> warn = nullptr;  // told what did not go as wished
+  Warn warn = nullptr;  // told what did not go as wished
   // Copies reject a range that crosses two registrations, so memory that is copied in pages of this
   // size is registered in whole pages where their size allows it. 1 = any border will do.
   std::size_t page_bytes = 1;
@@ -70,8 +71,10 @@ class Backend {
   [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes,
                                                   const PinnedOptions& options = {}) = 0;
 
-  // What backs ranges that grow and shrink (mapped_range.hpp). Made anew by each call.
-  [[nodiscard]] virtual std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) = 0;
+  // What backs ranges that grow and shrink (mapped_range.hpp). Made anew by each call. `warn` hears,
+  // on any thread, what did not go as wished. Throws NotAvailable if the device has no such memory.
+  [[nodiscard]] virtual std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind,
+                                                                    const Warn& warn = {}) = 0;
 
   // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
   virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;

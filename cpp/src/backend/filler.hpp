@@ -1,11 +1,12 @@
-// Fills memory behind the caller's back: a few threads for any number of ranges, a granule of each
-// in turn, so that pools of one pool group come into use together.
+// Fills ranges: touches them by all threads of the machine, then opens them to the device, never
+// both at once (memory_driver.hpp says why).
 #pragma once
 
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
+#include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -13,32 +14,44 @@ namespace sparse_kvcm {
 
 class MappedRange;
 
-// Thread-safe. Threads start with the first range.
+// Fills the ranges on this thread and others, all of them touched before the first is opened.
+// `progress` hears, on this thread, of the bytes done: touched ones, and where opening is work, the
+// mean of touched and opened ones. Throws what goes wrong, and what `progress` throws; what was
+// opened until then stays usable.
+void fill_ranges(std::span<MappedRange* const> ranges,
+                 const std::function<void(std::size_t done, std::size_t total)>& progress);
+
+// Fills ranges behind the caller's back, round by round: in each, every range gets its share of
+// round_bytes, a chunk at least, so that pools of one pool group come into use together.
+// Thread-safe. The thread starts with the first range.
 class Filler {
  public:
-  // REQUIRES: num_threads >= 1.
-  explicit Filler(std::size_t num_threads) : num_threads_(num_threads) {}
+  static constexpr std::size_t kRoundBytes = std::size_t{1} << 30;  // some 100 ms
+  explicit Filler(std::size_t round_bytes = kRoundBytes);
   ~Filler();  // REQUIRES: no range is left
   Filler(const Filler&) = delete;
   Filler& operator=(const Filler&) = delete;
 
-  // Calls range.fill_granule() until it returns false, on one thread at a time. Throws std::system_error if there is no
-  // thread to be had. REQUIRES: the range is not in yet, and is removed before it goes.
+  // Throws std::system_error if there is no thread to be had. REQUIRES: the range is not in yet, and
+  // is removed before it goes.
   void add(MappedRange& range);
   // Returns when the range is not being filled any more.
   void remove(MappedRange& range) noexcept;
+  // No round begins until the next add(): for who is about to remove several.
+  void pause() noexcept;
 
  private:
-  void add_thread();
   void run();
 
+  std::size_t round_bytes_;
+  int owner_;  // the process that has the thread
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<MappedRange*> ranges_;
-  std::vector<MappedRange*> current_;  // being filled, so not in ranges_
+  std::vector<MappedRange*> ranges_;
+  bool busy_ = false;  // a round runs
+  bool paused_ = false;
   bool stop_ = false;
-  std::size_t num_threads_;
-  std::vector<std::thread> threads_;
+  std::thread thread_;
 };
 
 }  // namespace sparse_kvcm

@@ -1,9 +1,12 @@
 #include "backend/mapped_range.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
+#include "backend/filler.hpp"
 #include "core/check.hpp"
+#include "core/host_advice.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -18,15 +21,23 @@ bool try_synchronize(MemoryDriver& driver) noexcept {
   }
 }
 
+// At which huge pages can begin.
+std::size_t alignment(std::size_t granule, const MemoryDriver& driver) {
+  if (std::has_single_bit(granule)) return granule;
+  return granule < kHugePage ? driver.granularity() : kHugePage;
+}
+
 }  // namespace
 
 MappedRange::MappedRange(std::shared_ptr<MemoryDriver> driver, std::shared_ptr<Filler> filler,
-                         std::size_t reserved_bytes, std::size_t granule_bytes)
+                         std::size_t reserved_bytes, std::size_t granule_bytes,
+                         std::size_t chunk_bytes)
     : driver_(std::move(driver)),
       filler_(std::move(filler)),
       reserved_(reserved_bytes),
       granule_(granule_bytes),
-      address_(driver_->reserve(reserved_bytes, granule_bytes)) {}
+      chunk_(chunk_bytes == 0 ? granule_bytes : chunk_bytes),
+      address_(driver_->reserve(reserved_bytes, alignment(granule_bytes, *driver_))) {}
 
 MappedRange::~MappedRange() {
   stop_filling();
@@ -35,7 +46,7 @@ MappedRange::~MappedRange() {
   driver_->release(address_, reserved_);
 }
 
-void MappedRange::resize(std::size_t bytes) {
+void MappedRange::resize(std::size_t bytes, std::size_t used_bytes) {
   if (bytes > reserved_ || bytes % granule_ != 0) {
     fail_argument("MappedRange.resize", "bytes must be a multiple of ", granule_, " in [0, ",
                   reserved_, "], got ", bytes);
@@ -44,12 +55,13 @@ void MappedRange::resize(std::size_t bytes) {
   stop_filling();
   if (bytes > mapped_) grow(bytes);
   unmap_down_to(bytes);
+  used_ = std::max(std::min(used_bytes, bytes), usable_.load());
   if (!driver_->needs_fill()) usable_ = mapped_.load();
 }
 
 void MappedRange::wait_usable(std::size_t bytes) const {
   std::unique_lock lock(mutex_);
-  const auto missing = [&] { return usable_ < std::min(bytes, mapped_.load()); };
+  const auto missing = [&] { return usable_ < std::min(bytes, used_.load()); };
   progress_.wait(lock, [&] { return !missing() || fault_; });
   if (missing()) std::rethrow_exception(fault_);
 }
@@ -65,6 +77,12 @@ void MappedRange::grow(std::size_t bytes) {
 }
 
 void MappedRange::unmap_down_to(std::size_t bytes) noexcept {
+  while (!opened_.empty() && opened_.back() >= bytes) {
+    const std::size_t begin = opened_.back();
+    driver_->close(address_ + begin, usable_ - begin);
+    opened_.pop_back();
+    usable_ = begin;
+  }
   for (; mapped_ > bytes; mapped_ -= granule_) {
     driver_->unmap(address_ + mapped_ - granule_, granule_);
   }
@@ -72,38 +90,61 @@ void MappedRange::unmap_down_to(std::size_t bytes) noexcept {
 }
 
 void MappedRange::start_filling() noexcept {
-  if (filling_ || usable_ == mapped_) return;
+  if (filling_ || is_filled()) return;
   try {
     filler_->add(*this);
     filling_ = true;
   } catch (...) {  // no more threads
-    const std::lock_guard lock(mutex_);
-    fault_ = std::current_exception();
+    fail(std::current_exception());
   }
 }
 
 void MappedRange::stop_filling() noexcept {
-  if (!filling_) return;
-  filler_->remove(*this);
+  if (filling_) filler_->remove(*this);
   filling_ = false;
   const std::lock_guard lock(mutex_);
   fault_ = nullptr;
 }
 
-bool MappedRange::fill_granule() noexcept {
-  std::exception_ptr fault;
-  try {
-    driver_->fill(address_ + usable_, granule_);
-  } catch (...) {
-    fault = std::current_exception();
+std::size_t MappedRange::chunk_end(std::size_t begin) const {
+  if (opens_at_once()) return used_;
+  return std::min(used_.load(), (begin / chunk_ + 1) * chunk_);
+}
+
+MemoryPart MappedRange::next_part(std::size_t least_bytes) {
+  const std::size_t begin = usable_;
+  if (is_filled()) return {address_ + begin, 0};
+  std::size_t end = begin;
+  do {
+    end = std::min(used_.load(), (end / chunk_ + 1) * chunk_);
+  } while (end < used_ && end - begin < least_bytes);
+  driver_->announce(address_ + begin, end - begin);
+  return {address_ + begin, end - begin};
+}
+
+void MappedRange::open(std::size_t bytes, const std::function<void(std::size_t)>& opened) {
+  const std::size_t last = usable_ + bytes;
+  while (usable_ < last) {
+    const std::size_t begin = usable_;
+    const std::size_t end = std::min(last, chunk_end(begin));
+    opened_.reserve(opened_.size() + 1);
+    driver_->open(address_ + begin, end - begin);
+    {
+      const std::lock_guard lock(mutex_);
+      opened_.push_back(begin);
+      usable_ = end;
+    }
+    progress_.notify_all();
+    opened(end - begin);
   }
+}
+
+void MappedRange::fail(const std::exception_ptr& fault) {
   {
     const std::lock_guard lock(mutex_);
     fault_ = fault;
-    if (!fault) usable_ += granule_;
   }
   progress_.notify_all();
-  return !fault && usable_ < mapped_;
 }
 
 }  // namespace sparse_kvcm

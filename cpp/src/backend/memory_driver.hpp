@@ -1,7 +1,8 @@
 // What a MappedRange asks of a machine: addresses, and memory behind parts of them. Thread-safe.
 //
-// Every call but reserve and release is about whole granules of one reservation. REQUIRES: map only
-// what is not mapped, fill and unmap only what is.
+// REQUIRES, of all calls but reserve and release: ranges of whole granules of one reservation, or of
+// multiples of granularity() within them where it says so; map only what is not mapped, everything
+// else only what is.
 #pragma once
 
 #include <cstddef>
@@ -26,10 +27,21 @@ class MemoryDriver {
   // Puts one granule of memory behind its addresses. Throws std::bad_alloc if there is none, and
   // std::runtime_error for a fault of the device; nothing is mapped then.
   virtual void map(std::byte* address, std::size_t bytes) = 0;
-  // One granule, filled or not. Nothing may use it any more.
+  // One granule, filled or not, but closed. Nothing may use it any more.
   virtual void unmap(std::byte* address, std::size_t bytes) noexcept = 0;
-  // Takes the memory of one mapped granule and opens it to the device. Throws as map does.
-  virtual void fill(std::byte* address, std::size_t bytes) = 0;
+
+  // Filling, where needs_fill(), of multiples of granularity(), in this order: what is to be touched
+  // is announced, touched, by several threads at a time, and opened to the device. Never touched
+  // while something is being opened: both wait for one lock of the address space, and take twice
+  // as long. touch and open throw as map does.
+  virtual void announce(std::byte*, std::size_t) {}
+  virtual void touch(std::byte*, std::size_t) {}
+  virtual void open(std::byte*, std::size_t) {}
+  // What one call of open opened.
+  virtual void close(std::byte*, std::size_t) noexcept {}
+  // The most that open takes; 0 = it has nothing to do, and takes everything.
+  [[nodiscard]] virtual std::size_t most_opened() const { return 0; }
+
   // Waits until the device has finished everything. Throws std::runtime_error.
   virtual void synchronize() = 0;
 };

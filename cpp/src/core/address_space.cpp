@@ -3,18 +3,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <new>
-#include <system_error>
 
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
 namespace {
-
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older headers lack it
 
 std::uintptr_t number(const std::byte* address) {
   return reinterpret_cast<std::uintptr_t>(address);
@@ -29,7 +25,8 @@ std::size_t system_page_bytes() {
 
 std::byte* reserve_addresses(std::size_t bytes, std::size_t alignment) {
   if (bytes > std::numeric_limits<std::size_t>::max() / 2 - alignment) throw std::bad_alloc();
-  const std::size_t whole = bytes + alignment;
+  // What mmap gives begins at a page.
+  const std::size_t whole = alignment <= system_page_bytes() ? bytes : bytes + alignment;
   void* const mapped =
       mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -47,26 +44,13 @@ void commit_memory(std::byte* address, std::size_t bytes) {
   if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
 }
 
+// One call that forgets all advice too.
 void decommit_memory(std::byte* address, std::size_t bytes) noexcept {
-  madvise(address, bytes, MADV_DONTNEED);
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (mmap(address, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED) return;
+  madvise(address, bytes,
+          MADV_DONTNEED);  // the kernel lacks mappings; the memory goes all the same
   mprotect(address, bytes, PROT_NONE);
-}
-
-void populate_memory(std::byte* address, std::size_t bytes) {
-  populate_memory(address, bytes, &madvise);
-}
-
-void populate_memory(std::byte* address, std::size_t bytes, Advise advise) {
-  if (advise(address, bytes, kPopulateWrite) == 0) return;
-  const int error = errno;
-  if (error == ENOMEM) throw std::bad_alloc();
-  if (error != EINVAL && error != ENOSYS) {
-    throw std::system_error(error, std::generic_category(), "madvise(MADV_POPULATE_WRITE)");
-  }
-  for (std::size_t offset = 0; offset < bytes; offset += system_page_bytes()) {
-    auto* const byte = reinterpret_cast<volatile std::byte*>(address + offset);
-    *byte = *byte;
-  }
 }
 
 }  // namespace sparse_kvcm

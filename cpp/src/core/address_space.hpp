@@ -20,12 +20,4 @@ void commit_memory(std::byte* address, std::size_t bytes);
 // The opposite: its memory is free, and touching it faults.
 void decommit_memory(std::byte* address, std::size_t bytes) noexcept;
 
-using Advise = int (*)(void* address, std::size_t bytes, int advice);
-// Takes the memory of a committed part now, so that a touch can neither fail nor be slow. Throws
-// std::bad_alloc if the machine has no more, std::system_error for other faults.
-// `advise` is madvise, or a stand-in for tests; where it lacks MADV_POPULATE_WRITE every page is
-// touched instead, which REQUIRES that nobody else writes to it meanwhile.
-void populate_memory(std::byte* address, std::size_t bytes);
-void populate_memory(std::byte* address, std::size_t bytes, Advise advise);
-
 }  // namespace sparse_kvcm

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "core/host_mapping.hpp"
+#include "core/host_advice.hpp"
 #include "core/system_file.hpp"
 
 namespace sparse_kvcm {

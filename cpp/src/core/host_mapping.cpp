@@ -4,27 +4,19 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <condition_variable>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
-#include <mutex>
-#include <string_view>
 #include <system_error>
-#include <thread>
 
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
+#include "core/host_touch.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
 namespace {
 
 constexpr const char* kFunction = "allocate_pinned";
-constexpr std::size_t kPiece = std::size_t{64} << 20;  // touched at a time by one thread
-constexpr std::size_t kMaxThreads = 32;
 
 std::string error_text(int error) { return std::generic_category().message(error); }
 
@@ -63,159 +55,41 @@ std::byte* map_aligned(std::size_t bytes) {
   return mapped + before;
 }
 
-// Hands the pieces of a mapping to threads, in ascending order, and knows how many bytes from the
-// start have been touched.
-class Fill {
- public:
-  Fill(std::byte* data, std::size_t bytes)
-      : data_(data), bytes_(bytes), touched_(ceil_div(bytes, kPiece)) {}
-
-  [[nodiscard]] std::size_t num_pieces() const { return touched_.size(); }
-
-  // Touches pieces until none is left.
-  void work() {
-    std::unique_lock lock(mutex_);
-    while (error_ == 0 && next_ < touched_.size()) {
-      const std::size_t piece = next_++;
-      const std::size_t begin = piece * kPiece;
-      lock.unlock();
-      const int error = touch_pages(data_ + begin, std::min(kPiece, bytes_ - begin));
-      lock.lock();
-      if (error != 0) error_ = error;
-      touched_[piece] = true;
-      while (prefix_ < touched_.size() && touched_[prefix_]) ++prefix_;
-      changed_.notify_one();
-    }
-  }
-
-  // Waits until more than the first `done` bytes have been touched, and returns how many have.
-  std::size_t wait(std::size_t done) {
-    std::unique_lock lock(mutex_);
-    const auto bytes = [this] { return std::min(prefix_ * kPiece, bytes_); };
-    changed_.wait(lock, [&] { return error_ != 0 || bytes() > done; });
-    if (error_ == 0) return bytes();
-    throw HostMemoryError(message(kFunction, "the kernel could not give all of ", bytes_,
-                                  " B: ", error_text(error_), "; free some or ask for less"));
-  }
-
-  // Threads end after the piece that they are at.
-  void stop() {
-    const std::lock_guard lock(mutex_);
-    next_ = touched_.size();
-  }
-
- private:
-  std::byte* data_;
-  std::size_t bytes_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<bool> touched_;  // by piece
-  std::size_t next_ = 0;
-  std::size_t prefix_ = 0;  // pieces
-  int error_ = 0;
-};
-
-// Threads that work on a Fill, until there is nothing to do or this goes.
-class Workers {
- public:
-  explicit Workers(Fill& fill) : fill_(fill) {
-    if (fill.num_pieces() > 1) start();
-    if (threads_.empty()) fill.work();
-  }
-  ~Workers() { fill_.stop(); }
-  Workers(const Workers&) = delete;
-  Workers& operator=(const Workers&) = delete;
-
- private:
-  // Where the system gives fewer threads than wanted, the fill is slower, no more.
-  void start() {
-    const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    const std::size_t wanted = std::min({fill_.num_pieces(), cores, kMaxThreads});
-    bool started = true;
-    while (started && threads_.size() < wanted) started = start_one();
-  }
-  bool start_one() {
-    try {
-      threads_.emplace_back([this] { fill_.work(); });
-      return true;
-    } catch (const std::system_error&) {
-      return false;
-    }
-  }
-
-  Fill& fill_;
-  std::vector<std::jthread> threads_;
-};
-
 }  // namespace
 
-int touch_pages(std::byte* data, std::size_t bytes, int advice) {
-  if (madvise(data, bytes, advice) == 0) return 0;
-  if (errno != EINVAL && errno != ENOSYS) return errno;
-  std::memset(data, 0, bytes);
-  return 0;
-}
-
-HostMapping::HostMapping(std::size_t bytes, int numa_node) : bytes_(bytes), numa_node_(numa_node) {
+HostMapping::HostMapping(std::size_t bytes, int numa_node)
+    : bytes_(bytes), advice_(kFunction, numa_node, [this](const std::string& text) {
+        warnings_.push_back(text);
+      }) {
   if (bytes == 0) return;
   if (bytes > std::numeric_limits<std::size_t>::max() / 2) {
     throw HostMemoryError(message(kFunction, "no machine has ", bytes, " B; ask for less"));
   }
   check_host_memory(kFunction, bytes);
   data_ = map_aligned(bytes);
-  try {
-    advise();
-    if (numa_node != kAnyNode) node_error_ = prefer_node(data_, bytes, numa_node);
-  } catch (...) {  // a warning for which there was no memory
-    unmap(data_, bytes_);
-    throw;
-  }
+  advice_.apply(data_, bytes);
 }
 
 HostMapping::~HostMapping() {
   if (owner_ == 0 || owner_ == getpid()) unmap(data_, bytes_);
 }
 
-// Where the kernel does not know the advice, a fork costs memory, no more.
 void HostMapping::keep_from_children() {
   if (bytes_ == 0) return;
   owner_ = getpid();
-  static_cast<void>(madvise(data_, bytes_, MADV_DONTFORK));
+  sparse_kvcm::keep_from_children(data_, bytes_);
 }
 
 void HostMapping::fill(const FillProgress& progress) {
   if (bytes_ == 0) return;
-  Fill fill(data_, bytes_);
-  const Workers workers(fill);
-  for (std::size_t done = 0; done < bytes_;) {
-    done = fill.wait(done);
-    if (progress) progress(static_cast<std::int64_t>(done), static_cast<std::int64_t>(bytes_));
-  }
-  verify();
-}
-
-// Advice: where the kernel does not know it, only the speed is another.
-void HostMapping::advise() {
-  const char* const value = std::getenv("SPARSE_KVCM_THP");
-  const std::string_view wish = value == nullptr ? "" : value;
-  if (!wish.empty() && wish != "0" && wish != "1") {
-    warnings_.push_back(
-        message("SPARSE_KVCM_THP", "must be 0 or 1, got \"", wish, "\"; huge pages are asked for"));
-  }
-  if (bytes_ < kHugePage) return;
-  static_cast<void>(madvise(data_, bytes_, wish == "0" ? MADV_NOHUGEPAGE : MADV_HUGEPAGE));
-}
-
-void HostMapping::verify() {
-  if (numa_node_ == kAnyNode) return;
-  const std::optional<bool> there = is_on_node(data_, bytes_, numa_node_);
-  if (there && *there) return;
-  const std::string reason =
-      node_error_ == 0 ? "" : " (mbind: " + error_text(node_error_) + "; in a container SYS_NICE)";
-  warnings_.push_back(message(kFunction,
-                              there ? "not all host memory is on the GPU's NUMA node "
-                                    : "it is not known whether host memory is on the NUMA node ",
-                              numa_node_, reason, "; from another node the link is slower"));
+  const MemoryPart whole{data_, bytes_};
+  touch_parts(
+      {&whole, 1},
+      [](std::byte* data, std::size_t bytes) { touch_pages_or_throw(kFunction, data, bytes); },
+      [&](std::size_t done) {
+        if (progress) progress(static_cast<std::int64_t>(done), static_cast<std::int64_t>(bytes_));
+      });
+  advice_.verify(data_, bytes_);
 }
 
 }  // namespace sparse_kvcm

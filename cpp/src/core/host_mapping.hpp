@@ -11,12 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "core/numa.hpp"
+#include "core/host_advice.hpp"
 #include "sparse_kvcm/config.hpp"
 
 namespace sparse_kvcm {
-
-inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 class HostMapping {
  public:
@@ -42,20 +40,11 @@ class HostMapping {
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
-  void advise();
-  void verify();
-
   std::size_t bytes_;
-  int numa_node_;
-  int node_error_ = 0;  // of the preference, which only matters if the pages are elsewhere
+  std::vector<std::string> warnings_;
+  HostAdvice advice_;
   std::byte* data_ = nullptr;
   int owner_ = 0;  // the process that has it, if it is kept from children
-  std::vector<std::string> warnings_;
 };
-
-// Touches a range of whole pages: by `advice`, MADV_POPULATE_WRITE, and on kernels that do not know
-// it by memset. Returns 0 or errno.
-inline constexpr int kPopulateWrite = 23;  // Linux 5.14; older headers lack the name
-[[nodiscard]] int touch_pages(std::byte* data, std::size_t bytes, int advice = kPopulateWrite);
 
 }  // namespace sparse_kvcm

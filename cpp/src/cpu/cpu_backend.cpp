@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 
+#include "backend/host_memory.hpp"
 #include "core/check.hpp"
 #include "core/host_mapping.hpp"
 
@@ -72,6 +73,11 @@ BufferPtr CpuBackend::allocate_pinned(std::size_t bytes, const PinnedOptions& op
   const auto done = static_cast<std::int64_t>(bytes);
   if (options.progress && done > 0) options.progress(done, done);
   return buffer;
+}
+
+std::shared_ptr<MemoryDriver> CpuBackend::memory_driver(MemoryKind kind, const Warn& warn) {
+  if (kind == MemoryKind::kPinned) return std::make_shared<FilledHostMemory>(warn);
+  return std::make_shared<HostMemory>();
 }
 
 void CpuBackend::upload(std::span<const Upload> uploads, Stream) {

@@ -17,7 +17,8 @@ class CpuBackend final : public Backend {
 
   [[nodiscard]] BufferPtr allocate_device(std::size_t bytes) override;
   [[nodiscard]] BufferPtr allocate_pinned(std::size_t bytes, const PinnedOptions& options) override;
-  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind) override;
+  [[nodiscard]] std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind,
+                                                            const Warn& warn) override;
 
   void upload(std::span<const Upload> uploads, Stream stream) override;
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,

@@ -26,8 +26,6 @@ class PinnedBuffer final : public Buffer {
 
  private:
   void add(std::byte* data, std::size_t bytes);
-  void set_device_address(std::byte* data);
-  void remove(std::byte* data) const noexcept;
 
   int device_ = 0;
   HostMapping mapping_;

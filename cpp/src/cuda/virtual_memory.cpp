@@ -1,16 +1,17 @@
 #include "cuda/virtual_memory.hpp"
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <memory>
 #include <new>
 #include <stdexcept>
 
-#include "core/address_space.hpp"
 #include "core/check.hpp"
 #include "cuda/cuda_backend.hpp"
 #include "cuda/error.hpp"
 #include "cuda/handles.hpp"
+#include "cuda/host_registration.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -72,20 +73,37 @@ class RelaxedCapture {
 
 }  // namespace
 
-CudaDeviceMemory::CudaDeviceMemory(std::int32_t index) : index_(index), api_(load_api()) {
-  const DeviceGuard guard(index_);
-  SPARSE_KVCM_CUDA_CHECK(cudaFree(nullptr));  // makes the context that the driver's calls need
-  const CUmemAllocationProp wanted = properties();
-  check_driver(api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-               "cuMemGetAllocationGranularity");
-}
-
-CUmemAllocationProp CudaDeviceMemory::properties() const {
+CUmemAllocationProp DeviceMemoryMaker::properties() const {
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, {index_}};
   wanted.allocFlags.gpuDirectRDMACapable = rdma_ ? 1 : 0;
   return wanted;
+}
+
+// Some drivers answer INVALID_VALUE where the machine cannot let network cards in: the memory then
+// is ordinary memory.
+CUmemGenericAllocationHandle DeviceMemoryMaker::make(std::size_t bytes) {
+  CUmemGenericAllocationHandle memory = 0;
+  CUmemAllocationProp wanted = properties();
+  CUresult status = create_(&memory, bytes, &wanted, 0);
+  const bool refused = status == CUDA_ERROR_INVALID_VALUE || status == CUDA_ERROR_NOT_SUPPORTED;
+  if (refused && wanted.allocFlags.gpuDirectRDMACapable == 1) {
+    rdma_ = false;
+    wanted = properties();
+    status = create_(&memory, bytes, &wanted, 0);
+  }
+  check_driver(status, "cuMemCreate");
+  return memory;
+}
+
+CudaDeviceMemory::CudaDeviceMemory(std::int32_t index)
+    : index_(index), api_(load_api()), maker_(api_.create, index) {
+  const DeviceGuard guard(index_);
+  SPARSE_KVCM_CUDA_CHECK(cudaFree(nullptr));  // makes the context that the driver's calls need
+  const CUmemAllocationProp wanted = maker_.properties();
+  check_driver(api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+               "cuMemGetAllocationGranularity");
 }
 
 std::byte* CudaDeviceMemory::reserve(std::size_t bytes, std::size_t alignment) {
@@ -99,25 +117,10 @@ void CudaDeviceMemory::release(std::byte* address, std::size_t bytes) noexcept {
   api_.address_free(number(address), bytes);
 }
 
-// Some drivers answer INVALID_VALUE where the machine cannot let network cards in: the memory then
-// is ordinary memory.
-CUmemGenericAllocationHandle CudaDeviceMemory::create(std::size_t bytes) {
-  CUmemGenericAllocationHandle memory = 0;
-  CUmemAllocationProp wanted = properties();
-  CUresult status = api_.create(&memory, bytes, &wanted, 0);
-  if ((status == CUDA_ERROR_INVALID_VALUE || status == CUDA_ERROR_NOT_SUPPORTED) && rdma_) {
-    rdma_ = false;
-    wanted = properties();
-    status = api_.create(&memory, bytes, &wanted, 0);
-  }
-  check_driver(status, "cuMemCreate");
-  return memory;
-}
-
 // The mapping keeps the memory alive, so its handle can go at once.
 void CudaDeviceMemory::map(std::byte* address, std::size_t bytes) {
   const DeviceGuard guard(index_);
-  const CUmemGenericAllocationHandle memory = create(bytes);
+  const CUmemGenericAllocationHandle memory = maker_.make(bytes);
   const CUresult mapped = api_.map(number(address), bytes, 0, memory, 0);
   api_.release(memory);
   check_driver(mapped, "cuMemMap");
@@ -136,42 +139,49 @@ void CudaDeviceMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
 
 void CudaDeviceMemory::synchronize() { synchronize_device(index_); }
 
-std::size_t CudaPinnedMemory::granularity() const { return system_page_bytes(); }
+CudaPinnedMemory::CudaPinnedMemory(std::int32_t index, int numa_node, const Warn& warn)
+    : FilledHostMemory(warn, numa_node), index_(index), owner_(getpid()) {}
 
-std::byte* CudaPinnedMemory::reserve(std::size_t bytes, std::size_t alignment) {
-  return reserve_addresses(bytes, alignment);
+std::size_t CudaPinnedMemory::most_opened() const { return most_registered(); }
+
+void CudaPinnedMemory::open(std::byte* address, std::size_t bytes) {
+  FilledHostMemory::open(address, bytes);
+  keep_from_children(address, bytes);
+  const DeviceGuard guard(index_);
+  const RelaxedCapture relaxed;
+  // Kernels take one base address for the whole range.
+  if (register_host_memory("Storage", address, bytes, registered_ + bytes) == address) {
+    registered_ += bytes;
+    return;
+  }
+  unregister_host_memory(index_, address);
+  throw std::runtime_error(message("Storage",
+                                   "the device maps host memory to other addresses than the "
+                                   "host's, which pools that grow need to be the same"));
+}
+
+void CudaPinnedMemory::close(std::byte* address, std::size_t bytes) noexcept {
+  if (owner_ != getpid()) return;
+  registered_ -= bytes;
+  const RelaxedCapture relaxed;
+  unregister_host_memory(index_, address);
+}
+
+void CudaPinnedMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
+  if (owner_ == getpid()) FilledHostMemory::unmap(address, bytes);
 }
 
 void CudaPinnedMemory::release(std::byte* address, std::size_t bytes) noexcept {
-  release_addresses(address, bytes);
+  if (owner_ == getpid()) FilledHostMemory::release(address, bytes);
 }
 
-void CudaPinnedMemory::map(std::byte* address, std::size_t bytes) { commit_memory(address, bytes); }
-
-void CudaPinnedMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
-  const RelaxedCapture relaxed;
-  int current = 0;
-  static_cast<void>(cudaGetDevice(&current));
-  static_cast<void>(cudaSetDevice(index_));
-  // An error if it was never filled, which is no fault.
-  if (cudaHostUnregister(address) != cudaSuccess) static_cast<void>(cudaGetLastError());
-  static_cast<void>(cudaSetDevice(current));
-  decommit_memory(address, bytes);
+void CudaPinnedMemory::synchronize() {
+  if (owner_ == getpid()) synchronize_device(index_);
 }
 
-void CudaPinnedMemory::fill(std::byte* address, std::size_t bytes) {
-  const DeviceGuard guard(index_);
-  const RelaxedCapture relaxed;
-  populate_memory(address, bytes);
-  SPARSE_KVCM_CUDA_CHECK(
-      cudaHostRegister(address, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
-}
-
-void CudaPinnedMemory::synchronize() { synchronize_device(index_); }
-
-std::shared_ptr<MemoryDriver> CudaBackend::memory_driver(MemoryKind kind) {
-  if (kind == MemoryKind::kPinned) return std::make_shared<CudaPinnedMemory>(index_);
-  return std::make_shared<CudaDeviceMemory>(index_);
+std::shared_ptr<MemoryDriver> CudaBackend::memory_driver(MemoryKind kind, const Warn& warn) {
+  if (kind == MemoryKind::kDevice) return std::make_shared<CudaDeviceMemory>(index_);
+  return std::make_shared<CudaPinnedMemory>(index_, numa_node_, warn);
 }
 
 }  // namespace sparse_kvcm

@@ -1,8 +1,8 @@
 // Virtual memory on an NVIDIA GPU, and pinned host memory that grows in place.
 //
 // Device memory goes through the driver's cuMem calls, whose entry points come from the driver at
-// run time: nothing links against libcuda. Host memory is mmap plus cudaHostRegister by granule:
-// kernels may cross from one granule to the next, a cudaMemcpy may not.
+// run time: nothing links against libcuda. Host memory is mmap plus cudaHostRegister by chunks:
+// kernels may cross from one chunk to the next, a cudaMemcpy may not.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend/memory_driver.hpp"
+#include "backend/host_memory.hpp"
 
 namespace sparse_kvcm {
 
@@ -27,6 +27,22 @@ struct VirtualMemoryApi {
   PFN_cuMemGetAllocationGranularity_v10020 get_granularity = nullptr;
 };
 
+// Makes device memory that network cards reach, until the driver says that it has none. Thread-safe.
+class DeviceMemoryMaker {
+ public:
+  DeviceMemoryMaker(PFN_cuMemCreate_v10020 create, std::int32_t index)
+      : create_(create), index_(index) {}
+
+  [[nodiscard]] CUmemAllocationProp properties() const;
+  // Throws std::bad_alloc, or std::runtime_error for other faults.
+  [[nodiscard]] CUmemGenericAllocationHandle make(std::size_t bytes);
+
+ private:
+  PFN_cuMemCreate_v10020 create_;
+  std::int32_t index_;
+  std::atomic<bool> rdma_ = true;
+};
+
 class CudaDeviceMemory final : public MemoryDriver {
  public:
   // Throws NotAvailable if the driver lacks virtual memory.
@@ -39,36 +55,32 @@ class CudaDeviceMemory final : public MemoryDriver {
   void release(std::byte* address, std::size_t bytes) noexcept override;
   void map(std::byte* address, std::size_t bytes) override;
   void unmap(std::byte* address, std::size_t bytes) noexcept override;
-  void fill(std::byte*, std::size_t) override {}
   void synchronize() override;
 
  private:
-  [[nodiscard]] CUmemAllocationProp properties() const;
-  [[nodiscard]] CUmemGenericAllocationHandle create(std::size_t bytes);
-
   std::int32_t index_;
   VirtualMemoryApi api_;
+  DeviceMemoryMaker maker_;
   std::size_t granularity_ = 0;
-  // Memory that network cards reach, until the driver says that it has none.
-  std::atomic<bool> rdma_ = true;
 };
 
-class CudaPinnedMemory final : public MemoryDriver {
+// Touched host memory, registered with the driver. Children of a fork get nothing of it, and leave
+// it alone.
+class CudaPinnedMemory final : public FilledHostMemory {
  public:
-  explicit CudaPinnedMemory(std::int32_t index) : index_(index) {}
+  CudaPinnedMemory(std::int32_t index, int numa_node, const Warn& warn);
 
-  [[nodiscard]] std::size_t granularity() const override;
-  [[nodiscard]] bool is_host_memory() const override { return true; }
-  [[nodiscard]] bool needs_fill() const override { return true; }
-  [[nodiscard]] std::byte* reserve(std::size_t bytes, std::size_t alignment) override;
-  void release(std::byte* address, std::size_t bytes) noexcept override;
-  void map(std::byte* address, std::size_t bytes) override;
+  void open(std::byte* address, std::size_t bytes) override;
+  void close(std::byte* address, std::size_t bytes) noexcept override;
   void unmap(std::byte* address, std::size_t bytes) noexcept override;
-  void fill(std::byte* address, std::size_t bytes) override;
+  void release(std::byte* address, std::size_t bytes) noexcept override;
+  [[nodiscard]] std::size_t most_opened() const override;
   void synchronize() override;
 
  private:
   std::int32_t index_;
+  int owner_;                                // the process that has it
+  std::atomic<std::size_t> registered_ = 0;  // bytes
 };
 
 }  // namespace sparse_kvcm

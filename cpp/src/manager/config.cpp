@@ -4,7 +4,7 @@
 #include <set>
 
 #include "core/check.hpp"
-#include "sparse_kvcm/storage_layout.hpp"
+#include "storage/granule.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -89,18 +89,23 @@ StorageConfig storage_config(const KvCacheManagerConfig& config) {
   storage.tokens_per_block = config.tokens_per_block;
   storage.tokens_per_unit = config.tokens_per_unit;
   storage.selection_groups = config.groups;
+  std::vector<std::int64_t> page_bytes;  // of host history, by group
   for (const SelectionGroupConfig& group : config.groups) {
-    const std::int64_t page_bytes = group.layout.page_bytes(config.units_per_page());
+    const std::int64_t arena_page = group.layout.page_bytes(config.units_per_page());
     for (const std::int32_t layer : group.layers) {
-      storage.layers.push_back({layer, {{"KEY", page_bytes, {}, true}}, {}, {}});
+      storage.layers.push_back({layer, {{"KEY", arena_page, {}, true}}, {}, {}});
     }
+    const auto members = static_cast<std::int32_t>(group.layers.size());
+    page_bytes.push_back(pack_host_row(group.layout, members).unit_bytes * config.units_per_page());
   }
+  storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
   storage.cache_tiers = {{CacheTier::kGpuMem, 1, 0}, {CacheTier::kHostMem, 1, 0}};
   // Granules grow with the quota, so ask until it stays.
   std::int64_t& quota = storage.cache_tiers[kSparseHistoryLevel].quota;
   for (std::int64_t before = 0; before != quota;) {
     before = quota;
-    quota = StorageLayout(storage).get_num_bytes(0, config.host_pages);
+    const std::int64_t granule = granule_for(quota);
+    quota = granules_for(page_bytes, config.host_pages, granule) * granule;
   }
   return storage;
 }

@@ -115,16 +115,16 @@ MemoryView KvCacheManager::arena(std::int32_t layer) const {
 
 MemoryView KvCacheManager::host_history(std::int32_t group) const {
   state_->check_group("KvCacheManager.host_history", group);
-  return view_of(state_->history.pool(group), {config().host_pages, config().units_per_page(),
-                                               state_->history.row_layout(group).unit_bytes});
+  return state_->history.pool(group);
 }
 
-const std::vector<std::string>& KvCacheManager::warnings() const {
-  return state_->history.warnings();
-}
+std::vector<std::string> KvCacheManager::warnings() const { return state_->storage->warnings(); }
+
+std::shared_ptr<const Storage> KvCacheManager::storage() const { return state_->storage; }
 
 MemoryUse KvCacheManager::memory_use() const {
   MemoryUse use;
+  use.host_bytes = state_->history.bytes();
   for (std::int32_t group = 0; group < num_groups(); ++group) {
     const auto members =
         static_cast<std::int32_t>(config().groups[static_cast<std::size_t>(group)].layers.size());
@@ -132,14 +132,13 @@ MemoryUse KvCacheManager::memory_use() const {
       use.arena_bytes += static_cast<std::int64_t>(state_->arena.memory(group, member)->bytes());
     }
     use.metadata_bytes += state_->arena.metadata_bytes(group);
-    use.host_bytes += static_cast<std::int64_t>(state_->history.pool(group)->bytes());
   }
   return use;
 }
 
 Occupancy KvCacheManager::occupancy() const {
   const LeaseAllocator& leases = state_->arena.leases();
-  return {state_->history.page_ids().num_free(), leases.num_free_slots(), leases.largest_free_run(),
+  return {state_->history.num_free_pages(), leases.num_free_slots(), leases.largest_free_run(),
           leases.num_free_ids()};
 }
 

@@ -1,16 +1,47 @@
 #include "manager/manager_state.hpp"
 
+#include <algorithm>
+#include <limits>
+
 #include "core/check.hpp"
+#include "core/host_limits.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
+namespace {
+
+constexpr const char* kOwner = "KvCacheManager";
+
+std::size_t history_bytes(const KvCacheManagerConfig& config) {
+  std::size_t total = 0;
+  for (const SelectionGroupConfig& group : config.groups) {
+    const HostRowLayout row =
+        pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
+    const auto bytes =
+        static_cast<std::size_t>(row.unit_bytes * config.units_per_page() * config.host_pages);
+    total += std::min(bytes, std::numeric_limits<std::size_t>::max() - total);
+  }
+  return total;
+}
+
+// What does not fit as a whole is refused before sizes that no machine has are computed with.
+std::shared_ptr<Storage> make_storage(const KvCacheManagerConfig& config,
+                                      const std::shared_ptr<Backend>& backend,
+                                      const KvCacheManagerOptions& options) {
+  check_host_memory(kOwner, history_bytes(config));
+  return std::make_shared<Storage>(storage_config(config), backend,
+                                   StorageOptions{StorageFill::kAtOnce, options.progress, kOwner});
+}
+
+}  // namespace
 
 ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
                            std::shared_ptr<Backend> chosen_backend,
                            const KvCacheManagerOptions& options)
     : config(checked_config),
       backend(std::move(chosen_backend)),
-      history(config, *backend, options.progress),
+      storage(make_storage(config, backend, options)),
+      history(*storage->state()),
       arena(config, *backend),
       timeline(*backend) {
   for (std::int32_t group = 0; group < num_groups(); ++group) {
@@ -18,7 +49,7 @@ ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
       layers.push_back(layer);
       layer_groups.push_back(group);
     }
-    memories_.push_back({arena.pieces(group), history.pool(group)->device_data(),
+    memories_.push_back({arena.pieces(group), history.pool(group).device_data,
                          history.row_layout(group).unit_bytes, config.host_pages, arena.num_slots(),
                          config.units_per_page()});
   }

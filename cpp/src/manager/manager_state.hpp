@@ -10,6 +10,7 @@
 #include "manager/timeline.hpp"
 #include "sparse/arena.hpp"
 #include "sparse_kvcm/config.hpp"
+#include "sparse_kvcm/storage.hpp"
 #include "storage/host_history.hpp"
 
 namespace sparse_kvcm {
@@ -49,6 +50,7 @@ class ManagerState {
 
   const KvCacheManagerConfig config;
   const std::shared_ptr<Backend> backend;
+  const std::shared_ptr<Storage> storage;  // host history, and whose pages are in use
   HostHistory history;
   Arena arena;
   Timeline timeline;

@@ -45,7 +45,7 @@ void Request::suspend(Stream stream) {
     manager_->move_units(moves, ops::MoveDirection::kArenaToHost, stream);
     manager_->timeline.leave(stream);
   } catch (...) {
-    manager_->history.page_ids().shrink(pages, pages_before);
+    manager_->history.keep_pages(pages, pages_before);
     throw;
   }
   leave_seat();
@@ -64,7 +64,7 @@ void Request::import_history(std::span<const UnitRows> layers, std::int32_t num_
   try {
     if (!take_pages(new_length)) {
       throw OutOfPages(message("KvCache.import_history", "host history lacks pages for ", num_units,
-                               " units: ", manager_->history.page_ids().num_free(),
+                               " units: ", manager_->history.num_free_pages(),
                                " are free beyond those taken; close or shrink others"));
     }
     manager_->timeline.join();
@@ -78,7 +78,7 @@ void Request::import_history(std::span<const UnitRows> layers, std::int32_t num_
     }
     if (all_window()) load_window(committed, new_length, stream);
   } catch (...) {
-    manager_->history.page_ids().shrink(pages, pages_before);
+    manager_->history.keep_pages(pages, pages_before);
     throw;
   }
   length = committed = watermark = new_length;
@@ -99,7 +99,7 @@ ResizeResult Request::resize(std::int32_t new_length) {
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   take_pages(new_length);
   if (new_length > std::int64_t{lease->window_slots} + reach()) {
-    manager_->history.page_ids().shrink(pages, pages_before);
+    manager_->history.keep_pages(pages, pages_before);
     return ResizeResult::kPastWindow;
   }
   trim_pages(new_length);
@@ -121,7 +121,7 @@ void Request::end_step(std::int32_t new_length) noexcept {
   step = nullptr;
   if (state == KvCacheState::kClosed) {
     return_lease();
-    manager_->history.page_ids().shrink(pages, 0);
+    manager_->history.keep_pages(pages, 0);
     length = committed = watermark = window_begin = 0;
     return;
   }
@@ -204,13 +204,11 @@ std::int32_t Request::reach() const {
 }
 
 bool Request::take_pages(std::int32_t units) {
-  const HostHistory& history = manager_->history;
-  return manager_->history.page_ids().grow(pages, history.pages_for(units),
-                                           history.pages_for(need));
+  return manager_->history.take_pages(pages, units, need);
 }
 
 void Request::trim_pages(std::int32_t units) {
-  manager_->history.page_ids().shrink(pages, manager_->history.pages_for(units));
+  manager_->history.trim_pages(pages, units);
   stable_pages = std::min(stable_pages, static_cast<std::int32_t>(pages.size()));
 }
 

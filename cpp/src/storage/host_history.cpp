@@ -2,19 +2,29 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
+#include <utility>
 
-#include "core/host_limits.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
+namespace {
 
-HostHistory::HostHistory(const KvCacheManagerConfig& config, Backend& backend,
-                         const FillProgress& progress)
-    : units_per_page_(config.units_per_page()),
-      page_ids_(static_cast<std::int32_t>(config.host_pages)) {
-  for (const SelectionGroupConfig& group : config.groups) {
+std::int32_t sparse_group(const StorageLayout& layout) {
+  const auto found = std::ranges::find_if(layout.layer_groups(), [](const LayerGroupDesc& group) {
+    return group.life_cycle.is_sparse;
+  });
+  return static_cast<std::int32_t>(found - layout.layer_groups().begin());
+}
+
+}  // namespace
+
+HostHistory::HostHistory(StorageState& storage)
+    : storage_(storage), layer_group_(sparse_group(storage.layout)) {
+  const StorageConfig& config = storage.layout.config();
+  units_per_page_ = config.tokens_per_block / config.tokens_per_unit;
+  for (std::size_t g = 0; g < config.selection_groups.size(); ++g) {
+    const SelectionGroupConfig& group = config.selection_groups[g];
     Pool pool;
     pool.row = pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
     const std::vector<std::int32_t>& regions = group.layout.region_bytes();
@@ -22,36 +32,8 @@ HostHistory::HostHistory(const KvCacheManagerConfig& config, Backend& backend,
       pool.source_offsets.push_back(
           std::accumulate(regions.begin(), regions.begin() + piece.region, 0));
     }
-    pool.page_bytes = static_cast<std::size_t>(units_per_page_ * pool.row.unit_bytes);
+    pool.memory = pool_group().pool(static_cast<std::int32_t>(g));
     pools_.push_back(std::move(pool));
-  }
-  allocate(backend, static_cast<std::size_t>(config.host_pages), progress);
-}
-
-// What does not fit as a whole is refused before the first pool is touched.
-void HostHistory::allocate(Backend& backend, std::size_t num_pages, const FillProgress& progress) {
-  std::size_t total = 0;
-  for (const Pool& pool : pools_) {
-    const std::size_t bytes = num_pages * pool.page_bytes;
-    total += std::min(bytes, std::numeric_limits<std::size_t>::max() - total);
-  }
-  check_host_memory("KvCacheManager", total);
-
-  std::int64_t done = 0;
-  PinnedOptions options;
-  if (progress) {
-    options.progress = [&](std::int64_t pool_done, std::int64_t) {
-      progress(done + pool_done, static_cast<std::int64_t>(total));
-    };
-  }
-  options.warn = [this](const std::string& warning) {
-    const auto known = std::find(warnings_.begin(), warnings_.end(), warning);
-    if (known == warnings_.end()) warnings_.push_back(warning);
-  };
-  for (Pool& pool : pools_) {
-    options.page_bytes = pool.page_bytes;
-    pool.memory = backend.allocate_pinned(num_pages * pool.page_bytes, options);
-    done += static_cast<std::int64_t>(pool.memory->bytes());
   }
 }
 
@@ -59,8 +41,20 @@ const HostRowLayout& HostHistory::row_layout(std::int32_t group) const {
   return pools_[static_cast<std::size_t>(group)].row;
 }
 
-const BufferPtr& HostHistory::pool(std::int32_t group) const {
-  return pools_[static_cast<std::size_t>(group)].memory;
+MemoryView HostHistory::pool(std::int32_t group) const {
+  const Pool& pool = pools_[static_cast<std::size_t>(group)];
+  return {pool.memory->address(),
+          pool.memory->address(),
+          {pool_group().num_slots(), units_per_page_, pool.row.unit_bytes},
+          pool.memory};
+}
+
+std::int64_t HostHistory::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Pool& pool : pools_) {
+    bytes += pool.row.unit_bytes * units_per_page_ * pool_group().num_slots();
+  }
+  return bytes;
 }
 
 std::int64_t HostHistory::host_unit(const std::vector<std::int32_t>& pages,
@@ -69,8 +63,24 @@ std::int64_t HostHistory::host_unit(const std::vector<std::int32_t>& pages,
   return std::int64_t{pages[page]} * units_per_page_ + ordinal % units_per_page_;
 }
 
-std::int32_t HostHistory::pages_for(std::int32_t units) const {
-  return ceil_div(units, units_per_page_);
+bool HostHistory::take_pages(std::vector<std::int32_t>& pages, std::int32_t units,
+                             std::int32_t need) {
+  const std::size_t before = pages.size();
+  const bool enough = pool_group().pages().grow(pages, ceil_div(units, units_per_page_),
+                                                ceil_div(need, units_per_page_));
+  storage_.count(layer_group_,
+                 {static_cast<std::int64_t>(pages.size() - before), 0, enough ? 0 : 1});
+  return enough;
+}
+
+void HostHistory::keep_pages(std::vector<std::int32_t>& pages, std::int32_t kept) {
+  const std::size_t before = pages.size();
+  pool_group().pages().shrink(pages, kept);
+  storage_.count(layer_group_, {0, static_cast<std::int64_t>(before - pages.size()), 0});
+}
+
+void HostHistory::trim_pages(std::vector<std::int32_t>& pages, std::int32_t units) {
+  keep_pages(pages, ceil_div(units, units_per_page_));
 }
 
 void HostHistory::write(std::int32_t group, std::span<const UnitRows> layers,
@@ -78,7 +88,7 @@ void HostHistory::write(std::int32_t group, std::span<const UnitRows> layers,
                         std::int32_t num_units) {
   const Pool& pool = pools_[static_cast<std::size_t>(group)];
   for (std::int32_t i = 0; i < num_units; ++i) {
-    std::byte* row = pool.memory->data() + host_unit(pages, first + i) * pool.row.unit_bytes;
+    std::byte* row = pool.memory->address() + host_unit(pages, first + i) * pool.row.unit_bytes;
     for (std::size_t p = 0; p < pool.row.pieces.size(); ++p) {
       const HostPiece& piece = pool.row.pieces[p];
       const UnitRows& source = layers[static_cast<std::size_t>(piece.member)];

@@ -1,40 +1,42 @@
-// The pinned host pools that hold every unit below the watermark: one pool per selection group,
-// [pages, units_per_page, host_unit_bytes], unit-major (unit_layout.hpp). One page id serves the
-// same page in every group's pool.
+// Host history as the engine sees it: the sparse pool group of a Storage, one pool per selection
+// group, [pages, units_per_page, host_unit_bytes], unit-major (unit_layout.hpp). One page id serves
+// the same page in every group's pool.
 //
-// Owns the memory and the page ids. Thread-compatible.
+// Thread-compatible. REQUIRES: the storage outlives it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "backend/backend.hpp"
-#include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/kv_cache.hpp"
-#include "storage/page_allocator.hpp"
+#include "sparse_kvcm/memory_view.hpp"
+#include "storage/storage_state.hpp"
 
 namespace sparse_kvcm {
 
 class HostHistory {
  public:
-  // `progress` is told of the pools of all groups together. Throws HostMemoryError if the memory is
-  // not there, and what `progress` throws. REQUIRES: a checked config.
-  HostHistory(const KvCacheManagerConfig& config, Backend& backend,
-              const FillProgress& progress = {});
+  // REQUIRES: the storage has sparse layers, and their pools are filled.
+  explicit HostHistory(StorageState& storage);
 
-  [[nodiscard]] PageAllocator& page_ids() { return page_ids_; }
-  [[nodiscard]] const PageAllocator& page_ids() const { return page_ids_; }
   [[nodiscard]] const HostRowLayout& row_layout(std::int32_t group) const;
-  [[nodiscard]] const BufferPtr& pool(std::int32_t group) const;
-  // What did not go as wished when the pools were made, a sentence each, none twice.
-  [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
+  // [pages, units_per_page, host_unit_bytes]
+  [[nodiscard]] MemoryView pool(std::int32_t group) const;
+  [[nodiscard]] std::int32_t num_free_pages() const { return pool_group().num_free(); }
+  [[nodiscard]] std::int64_t bytes() const;
 
   // The host unit of `ordinal` in a request with these pages.
   [[nodiscard]] std::int64_t host_unit(const std::vector<std::int32_t>& pages,
                                        std::int32_t ordinal) const;
-  [[nodiscard]] std::int32_t pages_for(std::int32_t units) const;
+
+  // Appends pages until there are enough for `units`, or none is free; false then. `need` is the
+  // most units that the request may ever have. Never gives any back.
+  bool take_pages(std::vector<std::int32_t>& pages, std::int32_t units, std::int32_t need);
+  // Gives back all but the first `kept` pages; those behind the ones that `units` need.
+  void keep_pages(std::vector<std::int32_t>& pages, std::int32_t kept);
+  void trim_pages(std::vector<std::int32_t>& pages, std::int32_t units);
 
   // Packs units [first, first + num_units) of one group into its pool; `layers` has one element
   // per member layer. On the calling thread; returns when done.
@@ -45,15 +47,15 @@ class HostHistory {
   struct Pool {
     HostRowLayout row;
     std::vector<std::int32_t> source_offsets;  // of each piece within a row of UnitRows
-    std::size_t page_bytes = 0;
-    BufferPtr memory;
+    std::shared_ptr<MappedRange> memory;
   };
-  void allocate(Backend& backend, std::size_t num_pages, const FillProgress& progress);
 
+  [[nodiscard]] PoolGroup& pool_group() const { return storage_.home(layer_group_); }
+
+  StorageState& storage_;
+  std::int32_t layer_group_;  // the sparse one
   std::int32_t units_per_page_;
   std::vector<Pool> pools_;  // [num_groups]
-  PageAllocator page_ids_;
-  std::vector<std::string> warnings_;
 };
 
 }  // namespace sparse_kvcm

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/address_space.hpp"
+#include "core/chunked_registration.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
@@ -14,23 +16,34 @@ std::variant<SlotAllocator, PageAllocator> make_allocator(const PoolGroupDesc& d
   return SlotAllocator(backend, 0);
 }
 
+// Between slots, so that a copy of one never crosses two registrations.
+std::size_t chunk_bytes(const PoolMemory& memory, std::int64_t slot_bytes) {
+  const std::size_t most = memory.driver->most_opened();
+  if (memory.size == PoolSize::kChanges || most == 0) return 0;
+  return chunk_size(most, static_cast<std::size_t>(slot_bytes));
+}
+
 }  // namespace
 
 PoolGroup::PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
-                     const std::shared_ptr<MemoryDriver>& memory,
-                     const std::shared_ptr<Filler>& filler, std::int64_t granule_bytes,
-                     std::int64_t reserved_bytes)
-    : granule_bytes_(granule_bytes), allocator_(make_allocator(desc, backend)) {
+                     const PoolMemory& memory)
+    : size_(memory.size), allocator_(make_allocator(desc, backend)) {
+  const auto page = static_cast<std::int64_t>(system_page_bytes());
   for (const std::int64_t bytes : desc.slot_bytes) {
+    const std::int64_t whole = round_up(std::max(bytes * memory.num_slots, page), page);
+    const bool fixed = size_ == PoolSize::kFixed;
     pools_.push_back({bytes, std::make_shared<MappedRange>(
-                                 memory, filler, static_cast<std::size_t>(reserved_bytes),
-                                 static_cast<std::size_t>(granule_bytes))});
+                                 memory.driver, memory.filler,
+                                 static_cast<std::size_t>(fixed ? whole : memory.reserved_bytes),
+                                 static_cast<std::size_t>(fixed ? whole : memory.granule_bytes),
+                                 chunk_bytes(memory, bytes))});
   }
 }
 
 void PoolGroup::grow(std::int32_t num_slots) {
   for (const Pool& pool : pools_) {
-    pool.memory->resize(std::max(pool.memory->mapped_bytes(), bytes_for(pool, num_slots)));
+    pool.memory->resize(std::max(pool.memory->mapped_bytes(), bytes_for(pool, num_slots)),
+                        used_bytes(pool, std::max(num_slots, num_addressed())));
   }
   goal_ = num_slots;
   refresh();
@@ -45,7 +58,9 @@ void PoolGroup::trim() {
   const std::int32_t slots = num_addressed();
   for (const Pool& pool : pools_) {
     const std::size_t bytes = bytes_for(pool, slots);
-    if (bytes < pool.memory->mapped_bytes()) pool.memory->resize(bytes);
+    if (bytes < pool.memory->mapped_bytes()) {
+      pool.memory->resize(bytes, used_bytes(pool, slots));
+    }
   }
 }
 
@@ -59,6 +74,12 @@ void PoolGroup::stop_filling() noexcept {
 
 void PoolGroup::wait_usable() const {
   for (const Pool& pool : pools_) pool.memory->wait_usable(pool.memory->mapped_bytes());
+}
+
+void PoolGroup::add_unfilled(std::vector<MappedRange*>& ranges) const {
+  for (const Pool& pool : pools_) {
+    if (!pool.memory->is_filled()) ranges.push_back(pool.memory.get());
+  }
 }
 
 void PoolGroup::refresh() {
@@ -93,9 +114,16 @@ const std::shared_ptr<MappedRange>& PoolGroup::pool(std::int32_t index) const {
 }
 
 // At least a granule, as the layout counts.
-std::size_t PoolGroup::bytes_for(const Pool& pool, std::int32_t num_slots) const {
-  const std::int64_t bytes = round_up(pool.slot_bytes * num_slots, granule_bytes_);
-  return static_cast<std::size_t>(std::max(bytes, granule_bytes_));
+std::size_t PoolGroup::bytes_for(const Pool& pool, std::int32_t num_slots) {
+  const std::size_t granule = pool.memory->granule_bytes();
+  const auto bytes = static_cast<std::size_t>(pool.slot_bytes * num_slots);
+  return std::max(round_up(bytes, granule), granule);
+}
+
+// Whole pages of the system, which the next slots begin behind; a fixed pool has no next ones.
+std::size_t PoolGroup::used_bytes(const Pool& pool, std::int32_t num_slots) const {
+  const auto bytes = static_cast<std::size_t>(pool.slot_bytes * num_slots);
+  return size_ == PoolSize::kFixed ? bytes : round_up(bytes, system_page_bytes());
 }
 
 std::int32_t PoolGroup::num_usable() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/filler.hpp"
 #include "backend/mapped_range.hpp"
 #include "sparse_kvcm/storage_layout.hpp"
 #include "storage/page_allocator.hpp"
@@ -17,13 +18,25 @@
 
 namespace sparse_kvcm {
 
+// kFixed: set once, so that it is mapped as one granule of that size, and opened to the device in
+// large chunks, which end between slots where that is possible.
+enum class PoolSize : std::uint8_t { kChanges, kFixed };
+
+// What pools are made of.
+struct PoolMemory {
+  std::shared_ptr<MemoryDriver> driver;
+  std::shared_ptr<Filler> filler;
+  std::int64_t granule_bytes = 0;
+  std::int64_t reserved_bytes = 0;  // of each pool, a multiple of granule_bytes
+  std::int64_t num_slots = 0;       // of a fixed pool: all that there will be
+  PoolSize size = PoolSize::kChanges;
+};
+
 class PoolGroup {
  public:
-  // No slots yet; every pool can grow up to `reserved_bytes`, a multiple of `granule_bytes`.
-  // Throws std::bad_alloc.
+  // No slots yet. Throws std::bad_alloc.
   PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
-            const std::shared_ptr<MemoryDriver>& memory, const std::shared_ptr<Filler>& filler,
-            std::int64_t granule_bytes, std::int64_t reserved_bytes);
+            const PoolMemory& memory);
 
   // More slots, or as many. Throws what MappedRange::resize does: then there are no more slots, and
   // what memory was mapped for them goes with the next trim().
@@ -36,6 +49,8 @@ class PoolGroup {
   void start_filling() noexcept;
   void stop_filling() noexcept;
   void wait_usable() const;
+  // Appends the pools that are to be filled.
+  void add_unfilled(std::vector<MappedRange*>& ranges) const;
 
   // Takes newly filled slots into use; call before asking the allocators for some.
   void refresh();
@@ -56,12 +71,13 @@ class PoolGroup {
     std::int64_t slot_bytes = 0;
     std::shared_ptr<MappedRange> memory;
   };
-  [[nodiscard]] std::size_t bytes_for(const Pool& pool, std::int32_t num_slots) const;
+  [[nodiscard]] static std::size_t bytes_for(const Pool& pool, std::int32_t num_slots);
+  [[nodiscard]] std::size_t used_bytes(const Pool& pool, std::int32_t num_slots) const;
   [[nodiscard]] std::int32_t num_usable() const;
   void set_target(std::int32_t num_slots);
 
   std::vector<Pool> pools_;
-  std::int64_t granule_bytes_;
+  PoolSize size_;
   std::int32_t goal_ = 0;  // slots once everything is filled and drained
   std::variant<SlotAllocator, PageAllocator> allocator_;
 };

@@ -13,6 +13,7 @@
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "sparse_kvcm/storage_layout.hpp"
+#include "storage/granule.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -25,15 +26,6 @@ constexpr double kMaxBytes = 4e18;
 
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
-}
-
-std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t num_slots,
-                          std::int64_t granule) {
-  std::int64_t granules = 0;
-  for (const std::int64_t bytes : slot_bytes) {
-    granules += std::max<std::int64_t>(1, ceil_div(bytes * num_slots, granule));
-  }
-  return granules;
 }
 
 // The most slots that `granules` hold, at least one granule in each pool.
@@ -72,6 +64,21 @@ std::vector<std::int64_t> deal(const std::vector<Hand>& hands, std::int64_t gran
 }
 
 }  // namespace
+
+std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t num_slots,
+                          std::int64_t granule) {
+  std::int64_t granules = 0;
+  for (const std::int64_t bytes : slot_bytes) {
+    granules += std::max<std::int64_t>(1, ceil_div(bytes * num_slots, granule));
+  }
+  return granules;
+}
+
+std::int64_t granule_for(std::int64_t quota) {
+  constexpr int kMostDoublings = 4;
+  const auto gib = static_cast<std::uint64_t>(quota / kGiB);
+  return kLeastGranule << std::clamp(static_cast<int>(std::bit_width(gib)) - 1, 0, kMostDoublings);
+}
 
 // A page has as many bytes in its cold pool as in its home, so one weight per layer group serves
 // both.
@@ -114,11 +121,7 @@ void StorageLayout::check_level(const char* function, std::int32_t level) const 
 
 std::int64_t StorageLayout::granule_bytes(std::int32_t level) const {
   check_level("StorageLayout.granule_bytes", level);
-  constexpr int kMostDoublings = 4;
-  const auto quota =
-      static_cast<std::uint64_t>(config_.cache_tiers[static_cast<std::size_t>(level)].quota / kGiB);
-  return kLeastGranule << std::clamp(static_cast<int>(std::bit_width(quota)) - 1, 0,
-                                     kMostDoublings);
+  return granule_for(config_.cache_tiers[static_cast<std::size_t>(level)].quota);
 }
 
 std::int64_t StorageLayout::get_num_bytes(std::int32_t pool_group, std::int64_t num_slots) const {
@@ -160,6 +163,8 @@ std::int64_t StorageLayout::effective_quota(std::int32_t level, std::int64_t quo
 std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
                                                          std::int64_t quota) const {
   const std::int64_t granule = granule_bytes(level);
+  std::vector<std::int64_t> slots(pool_groups_.size());
+  if (std::ranges::count(pool_groups_, level, &PoolGroupDesc::level) == 0) return slots;
   const std::vector<double> ratio = pool_ratio();
   const std::vector<std::int64_t> least = min_slots();
   auto bytes_of = [&](const Hand& hand) -> const std::vector<std::int64_t>& {
@@ -171,7 +176,6 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
   }
   std::ranges::stable_sort(hands, {}, &Hand::weight);
 
-  std::vector<std::int64_t> slots(pool_groups_.size());
   std::int64_t granules = effective_quota(level, quota) / granule;
   for (std::size_t dealt = 0; !hands.empty() && hands.size() != dealt;) {
     dealt = hands.size();
@@ -188,6 +192,12 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
     });
   }
   for (const Hand& hand : hands) slots[hand.pool_group] = hand.slots;
+  if (config_.max_host_pages) {
+    for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
+      if (pool_groups_[g].is_sparse)
+        slots[g] = std::min<std::int64_t>(slots[g], *config_.max_host_pages);
+    }
+  }
   return slots;
 }
 

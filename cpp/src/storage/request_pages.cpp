@@ -133,7 +133,7 @@ bool RequestPages::could_fit(KvCacheDesc request) const {
     if (scratch_reuse_) pages -= layout.scratch_range(group, request).size();
     const PoolGroup& home = storage_->home(group);
     if (pages > home.num_slots() + home.num_draining()) {
-      count(group, {0, 0, 1});
+      storage_->count(group, {0, 0, 1});
       return false;
     }
   }
@@ -181,7 +181,7 @@ bool RequestPages::move(std::int32_t capacity, std::int32_t history_length, Stre
         plans.push_back(plan_table(group, {capacity, history_length}));
         enough = take_slots(group, plans.back(), stream);
       }
-      if (!enough) count(group, {0, 0, 1});
+      if (!enough) storage_->count(group, {0, 0, 1});
     }
     if (enough) {
       commit(plans, capacity, stream);
@@ -220,7 +220,7 @@ void RequestPages::commit(std::vector<Plan>& plans, std::int32_t capacity, Strea
     for (const std::int32_t slot : plans[g].given) {
       storage_->home(group).slots().release({slot, ready});
     }
-    count(group, {num_slots(tables_[g]) - before + returned, returned, 0});
+    storage_->count(group, {num_slots(tables_[g]) - before + returned, returned, 0});
   }
 }
 
@@ -266,7 +266,7 @@ void RequestPages::close(Stream stream) noexcept {
     const auto group = static_cast<std::int32_t>(g);
     PoolGroup& home = storage_->home(group);
     Table table = std::exchange(tables_[g], {});
-    count(group, {0, num_slots(table), 0});
+    storage_->count(group, {0, num_slots(table), 0});
     if (is_sparse(group)) {
       home.pages().shrink(table.slots, 0);
       continue;
@@ -337,14 +337,6 @@ bool RequestPages::is_sparse(std::int32_t layer_group) const {
 std::int64_t RequestPages::num_slots(const Table& table) {
   return std::ssize(table.slots) - std::ranges::count(table.slots, kBadPageIndex) +
          std::ssize(table.scratch_slots);
-}
-
-void RequestPages::count(std::int32_t layer_group, const LayerGroupStatistics& more) const {
-  if (!storage_->layout.config().enable_stats) return;
-  LayerGroupStatistics& counters = storage_->counters[static_cast<std::size_t>(layer_group)];
-  counters.num_taken += more.num_taken;
-  counters.num_returned += more.num_returned;
-  counters.num_refused += more.num_refused;
 }
 
 }  // namespace sparse_kvcm

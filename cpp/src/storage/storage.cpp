@@ -32,10 +32,11 @@ std::byte* base(StorageState& state, const BufferPlace& place) {
 
 }  // namespace
 
-Storage::Storage(const StorageConfig& config)
-    : Storage(checked(config), backend_for(config.device)) {}
-Storage::Storage(const StorageConfig& config, std::shared_ptr<Backend> backend)
-    : state_(std::make_shared<StorageState>(config, std::move(backend))) {}
+Storage::Storage(const StorageConfig& config, const StorageOptions& options)
+    : Storage(checked(config), backend_for(config.device), options) {}
+Storage::Storage(const StorageConfig& config, std::shared_ptr<Backend> backend,
+                 const StorageOptions& options)
+    : state_(std::make_shared<StorageState>(config, std::move(backend), options)) {}
 Storage::~Storage() = default;
 
 const StorageConfig& Storage::config() const { return state_->layout.config(); }
@@ -135,6 +136,7 @@ std::shared_ptr<RequestPages> Storage::create_request_pages(std::int32_t expecte
     fail_argument("Storage.create_request_pages", "expected_length must be >= 0, got ",
                   expected_length);
   }
+  state_->check_free("Storage.create_request_pages");
   return std::make_shared<RequestPages>(state_, expected_length);
 }
 
@@ -169,9 +171,14 @@ std::int64_t Storage::get_quota(std::int32_t level) const {
   return state_->quotas[static_cast<std::size_t>(level)];
 }
 
-void Storage::resize(std::int32_t level, std::int64_t quota) { state_->resize(level, quota); }
+void Storage::resize(std::int32_t level, std::int64_t quota) {
+  state_->check_free("Storage.resize");
+  state_->resize(level, quota);
+}
 void Storage::trim() { state_->trim(); }
 void Storage::wait_usable(std::int32_t level) { state_->wait_usable(level); }
+
+std::vector<std::string> Storage::warnings() const { return state_->warnings(); }
 
 std::int32_t Storage::clamp_max_seq_len_for_mem(std::int32_t batch_size, std::int32_t upper) const {
   std::vector<std::int64_t> totals;

@@ -223,6 +223,7 @@ void check(const StorageConfig& config) {
   }
   if (config.typical_step) check_batch(kFunction, "typical_step", *config.typical_step);
   check_ratio(config.initial_pool_ratio);
+  if (config.max_host_pages) check_range("max_host_pages", *config.max_host_pages, 1, kMaxTokens);
   if (config.swa_scratch_reuse) {
     check_range("swa_scratch_reuse.max_rewind_len", config.swa_scratch_reuse->max_rewind_len, 0,
                 kMaxTokens);

@@ -1,54 +1,117 @@
 #include "storage/storage_state.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
-#include <thread>
+#include <mutex>
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/host_limits.hpp"
 #include "core/rounding.hpp"
 
 namespace sparse_kvcm {
-namespace {
 
-// Touching and pinning memory is work of the kernel that scales over ranges; half the machine is
-// left to whoever starts beside us.
-std::size_t num_filling_threads() {
-  constexpr std::size_t kMost = 32;
-  return std::clamp<std::size_t>(std::thread::hardware_concurrency() / 2, 1, kMost);
-}
+// Sentences that may come from any thread, and outlive the storage in a driver.
+class StorageState::Warnings {
+ public:
+  void add(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (std::ranges::count(texts_, text) == 0) texts_.push_back(text);
+  }
+  std::vector<std::string> get() {
+    const std::lock_guard lock(mutex_);
+    return texts_;
+  }
 
-}  // namespace
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
 
-StorageState::StorageState(const StorageConfig& config, std::shared_ptr<Backend> chosen_backend)
-    : layout(config), backend(std::move(chosen_backend)), counters(layout.layer_groups().size()) {
+StorageState::StorageState(const StorageConfig& config, std::shared_ptr<Backend> chosen_backend,
+                           const StorageOptions& options)
+    : layout(config),
+      backend(std::move(chosen_backend)),
+      counters(layout.layer_groups().size()),
+      owner_(options.owner),
+      warnings_(std::make_shared<Warnings>()),
+      filler_(std::make_shared<Filler>()),
+      in_background_(options.fill == StorageFill::kInBackground) {
   make_pool_groups();
   for (std::int32_t level = 0; level < layout.num_levels(); ++level) {
     resize(level, layout.config().cache_tiers[static_cast<std::size_t>(level)].quota);
   }
+  if (!in_background_) fill_at_once(options.progress);
+  in_background_ = true;
 }
 
 void StorageState::make_pool_groups() {
   for (std::int32_t level = 0; level < layout.num_levels(); ++level) {
     const CacheTierConfig& tier = layout.config().cache_tiers[static_cast<std::size_t>(level)];
     const std::int64_t least = layout.effective_quota(level, tier.quota);
+    check_memory(level, layout.slots_for_quota(level, least));  // by name, before addresses run out
     quotas.push_back(0);
     max_quotas_.push_back(std::max(least, round_up(tier.max_quota, layout.granule_bytes(level))));
   }
-  const std::vector<std::shared_ptr<MemoryDriver>> drivers{
-      backend->memory_driver(MemoryKind::kDevice), backend->memory_driver(MemoryKind::kPinned)};
-  const auto filler = std::make_shared<Filler>(num_filling_threads());
-  for (const PoolGroupDesc& group : layout.pool_groups()) {
+  const auto warn = [warnings = warnings_](const std::string& text) { warnings->add(text); };
+  std::array<std::shared_ptr<MemoryDriver>, 2> drivers;
+  for (std::size_t g = 0; g < layout.pool_groups().size(); ++g) {
+    const PoolGroupDesc& group = layout.pool_groups()[g];
     const auto level = static_cast<std::size_t>(group.level);
-    pool_groups.emplace_back(group, backend, drivers[level], filler,
-                             layout.granule_bytes(group.level), max_quotas_[level]);
+    // A GPU maps whole granules only.
+    const bool fixed = owner_ != nullptr && group.level != kGpuLevel;
+    if (!drivers[level]) {
+      drivers[level] = backend->memory_driver(
+          group.level == kGpuLevel ? MemoryKind::kDevice : MemoryKind::kPinned, warn);
+    }
+    PoolMemory memory{drivers[level], filler_, layout.granule_bytes(group.level),
+                      max_quotas_[level]};
+    if (fixed) {
+      memory.size = PoolSize::kFixed;
+      memory.num_slots =
+          layout.slots_for_quota(group.level, layout.config().cache_tiers[level].quota)[g];
+    }
+    pool_groups.emplace_back(group, backend, memory);
   }
+}
+
+void StorageState::fill_at_once(const FillProgress& progress) {
+  std::vector<MappedRange*> ranges;
+  for (const PoolGroup& group : pool_groups) group.add_unfilled(ranges);
+  fill_ranges(ranges, [&](std::size_t done, std::size_t total) {
+    if (progress) progress(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
+  });
+  for (PoolGroup& group : pool_groups) group.refresh();
 }
 
 void StorageState::check_level(const char* function, std::int32_t level) const {
   if (level < 0 || level >= layout.num_levels()) {
     fail_argument(function, "level must be in [0, ", layout.num_levels(), "), got ", level);
   }
+}
+
+void StorageState::check_free(const char* function) const {
+  if (owner_ == nullptr) return;
+  fail_state(function, "the storage belongs to a ", owner_, ", which alone changes it");
+}
+
+std::vector<std::string> StorageState::warnings() const { return warnings_->get(); }
+
+// What host pools are to grow by, before any of it is touched.
+void StorageState::check_memory(std::int32_t level, const std::vector<std::int64_t>& slots) const {
+  if (level == kGpuLevel) return;
+  std::size_t bytes = 0;
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    const PoolGroupDesc& group = layout.pool_groups()[g];
+    const std::int32_t had = pool_groups.empty() ? 0 : pool_groups[g].num_slots();
+    const std::int64_t more = slots[g] - had;
+    if (group.level != level || more <= 0) continue;
+    for (const std::int64_t slot_bytes : group.slot_bytes) {
+      bytes += static_cast<std::size_t>(slot_bytes * more);
+    }
+  }
+  check_host_memory(owner_ == nullptr ? "Storage" : owner_, bytes);
 }
 
 // Kernels take page indices of 32 bits.
@@ -76,7 +139,8 @@ void StorageState::resize(std::int32_t level, std::int64_t quota) {
   }
   const std::int64_t effective = layout.effective_quota(level, quota);
   const std::vector<std::int64_t> slots = layout.slots_for_quota(level, effective);
-  check_indices(slots);
+  if (level == kGpuLevel && std::ranges::max(slots) > 0) check_indices(slots);
+  check_memory(level, slots);
 
   stop_filling();
   std::vector<std::pair<PoolGroup*, std::int32_t>> grown;
@@ -113,10 +177,12 @@ void StorageState::trim() {
 }
 
 void StorageState::stop_filling() noexcept {
+  filler_->pause();
   for (PoolGroup& group : pool_groups) group.stop_filling();
 }
 
 void StorageState::start_filling() noexcept {
+  if (!in_background_) return;
   for (PoolGroup& group : pool_groups) group.start_filling();
 }
 
@@ -127,6 +193,14 @@ void StorageState::wait_usable(std::int32_t level) {
     pool_groups[g].wait_usable();
     pool_groups[g].refresh();
   }
+}
+
+void StorageState::count(std::int32_t layer_group, const LayerGroupStatistics& more) {
+  if (!layout.config().enable_stats) return;
+  LayerGroupStatistics& group = counters[static_cast<std::size_t>(layer_group)];
+  group.num_taken += more.num_taken;
+  group.num_returned += more.num_returned;
+  group.num_refused += more.num_refused;
 }
 
 PoolGroupStatistics StorageState::statistics(std::int32_t pool_group) {

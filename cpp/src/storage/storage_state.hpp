@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -13,7 +14,8 @@ namespace sparse_kvcm {
 
 class StorageState {
  public:
-  StorageState(const StorageConfig& config, std::shared_ptr<Backend> backend);
+  StorageState(const StorageConfig& config, std::shared_ptr<Backend> backend,
+               const StorageOptions& options = {});
   ~StorageState() { stop_filling(); }
   StorageState(const StorageState&) = delete;
   StorageState& operator=(const StorageState&) = delete;
@@ -24,6 +26,12 @@ class StorageState {
   void wait_usable(std::int32_t level);
   [[nodiscard]] PoolGroupStatistics statistics(std::int32_t pool_group);
   void check_level(const char* function, std::int32_t level) const;
+  // Throws InvalidState if the storage has an owner.
+  void check_free(const char* function) const;
+  [[nodiscard]] std::vector<std::string> warnings() const;
+
+  // Adds to a layer group's counters, if pages are counted.
+  void count(std::int32_t layer_group, const LayerGroupStatistics& more);
 
   // Where the pages of a layer group live.
   [[nodiscard]] PoolGroup& home(std::int32_t layer_group) {
@@ -38,11 +46,19 @@ class StorageState {
   std::vector<LayerGroupStatistics> counters;  // [num_layer_groups]
 
  private:
+  class Warnings;
+
   void make_pool_groups();
+  void fill_at_once(const FillProgress& progress);
+  void check_memory(std::int32_t level, const std::vector<std::int64_t>& slots) const;
   void start_filling() noexcept;
   void stop_filling() noexcept;
   void check_indices(const std::vector<std::int64_t>& slots) const;
 
+  const char* owner_;
+  std::shared_ptr<Warnings> warnings_;  // drivers have it too
+  std::shared_ptr<Filler> filler_;
+  bool in_background_;                    // what is not filled
   std::vector<std::int64_t> max_quotas_;  // [num_levels]
 };
 

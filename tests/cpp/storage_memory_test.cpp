@@ -1,0 +1,197 @@
+// The host memory of a storage: how much of it is touched, what it is told, who is refused.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "faulty_backend.hpp"
+#include "host_files.hpp"
+#include "sparse_kvcm/error.hpp"
+#include "sparse_kvcm/request_pages.hpp"
+#include "sparse_kvcm/storage.hpp"
+#include "storage_fixture.hpp"
+
+namespace sparse_kvcm::testing {
+namespace {
+
+constexpr std::int64_t kPageBytes = 8 * 1024;  // of one group
+
+// Two groups of one layer, pages of 8 units of 1 KiB.
+StorageConfig two_pools(std::int64_t host_quota, std::optional<std::int32_t> max_pages) {
+  StorageConfig config = small_config({sparse_layer(0, kPageBytes), sparse_layer(1, kPageBytes)});
+  config.tokens_per_block = 8;
+  config.cache_tiers.push_back({CacheTier::kHostMem, host_quota, 64 * kGiB});
+  config.selection_groups = {{{0}, 4, UnitLayout({1024})}, {{1}, 4, UnitLayout({1024})}};
+  config.max_host_pages = max_pages;
+  return config;
+}
+
+PoolGroupStatistics host(const Storage& storage) {
+  return storage.get_storage_statistics(kSparseHistoryLevel).at(0);
+}
+
+std::size_t resident(const Storage& storage, std::int32_t pool, std::size_t bytes) {
+  return resident_bytes(storage.pool_memory(0, pool).data, bytes);
+}
+
+TEST(StorageMemoryTest, MostPagesOfHostHistoryBoundWhatTheQuotaHolds) {
+  for (const std::int32_t pages : {1, 2, 3, 255, 256, 257, 511}) {
+    Storage storage(two_pools(8 * kMiB, pages));
+    storage.wait_usable(kSparseHistoryLevel);
+    EXPECT_EQ(host(storage).total, pages);
+    EXPECT_EQ(host(storage).free, pages);
+    const auto request = storage.create_request_pages();
+    EXPECT_TRUE(request->resize(8 * pages, 0, 0));
+    EXPECT_FALSE(request->resize(8 * pages + 1, 0, 0));
+  }
+  Storage all(two_pools(8 * kMiB, {}));
+  EXPECT_EQ(host(all).total, 512);
+  Storage more(two_pools(8 * kMiB, 513));
+  EXPECT_EQ(host(more).total, 512);
+}
+
+TEST(StorageMemoryTest, OnlyPagesThatThereAreTakeMemory) {
+  constexpr std::int32_t kPages = 3;
+  Storage storage(two_pools(8 * kMiB, kPages));
+  storage.wait_usable(kSparseHistoryLevel);
+  for (const std::int32_t pool : {0, 1}) {
+    EXPECT_EQ(resident(storage, pool, 2 * kMiB), kPages * kPageBytes);
+  }
+}
+
+TEST(StorageMemoryTest, FilledAtOnceItIsThereAndProgressAscendsToItsBytes) {
+  constexpr std::int32_t kPages = 300;
+  std::vector<std::int64_t> calls;
+  const Storage storage(two_pools(8 * kMiB, kPages),
+                        {StorageFill::kAtOnce, [&](std::int64_t done, std::int64_t total) {
+                           EXPECT_EQ(total, 2 * kPages * kPageBytes);
+                           calls.push_back(done);
+                         }});
+  EXPECT_EQ(calls, (std::vector<std::int64_t>{kPages * kPageBytes, 2 * kPages * kPageBytes}));
+  EXPECT_EQ(host(storage).free, kPages);
+  EXPECT_EQ(resident(storage, 1, 4 * kMiB), kPages * kPageBytes);
+}
+
+TEST(StorageMemoryTest, WhatTheMachineDoesNotHaveIsRefusedByNameAndNothingChanges) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 44;  // 16 TiB
+  // The second is more than there are addresses, too.
+  for (const std::int64_t quota : {kHuge, std::int64_t{1} << 50}) {
+    try {
+      StorageConfig config = two_pools(quota, {});
+      config.cache_tiers[kSparseHistoryLevel].max_quota = quota;
+      const Storage refused(config);
+      FAIL() << "was not refused";
+    } catch (const HostMemoryError& error) {
+      const std::string text = error.what();
+      EXPECT_EQ(text.find("[Storage] "), 0U) << text;
+      EXPECT_NE(text.find(" B are wanted"), std::string::npos) << text;
+      EXPECT_TRUE(quota > kHuge || text.find(std::to_string(kHuge)) != text.npos) << text;
+    }
+  }
+  StorageConfig config = two_pools(8 * kMiB, {});
+  config.cache_tiers[kSparseHistoryLevel].max_quota = kHuge;
+  Storage storage(config);
+  EXPECT_THROW(storage.resize(kSparseHistoryLevel, kHuge), HostMemoryError);
+  EXPECT_EQ(storage.get_quota(kSparseHistoryLevel), 8 * kMiB);
+  storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_EQ(host(storage).free, 512);
+}
+
+TEST(StorageMemoryTest, WarningsAreKeptOnce) {
+  const auto backend = std::make_shared<FaultyBackend>();
+  EXPECT_TRUE(Storage(two_pools(8 * kMiB, {}), backend).warnings().empty());
+  backend->set_warning("too far away");
+  EXPECT_EQ(Storage(two_pools(8 * kMiB, {}), backend).warnings(),
+            std::vector<std::string>{"too far away"});
+}
+
+TEST(StorageMemoryTest, ASwitchThatIsNotUnderstoodWarns) {
+  setenv("SPARSE_KVCM_THP", "off", 1);
+  const Storage storage(two_pools(8 * kMiB, {}));
+  const Storage dense(small_config({dense_layer(0, {{"K", 64, {}, false}})}));
+  unsetenv("SPARSE_KVCM_THP");
+  ASSERT_EQ(storage.warnings().size(), 1U);
+  EXPECT_EQ(storage.warnings()[0],
+            "[SPARSE_KVCM_THP] must be 0 or 1, got \"off\"; huge pages are asked for");
+  EXPECT_TRUE(dense.warnings().empty());  // has no host memory
+}
+
+TEST(StorageMemoryTest, OnlyItsOwnerChangesAStorage) {
+  Storage storage(two_pools(8 * kMiB, {}), {StorageFill::kAtOnce, nullptr, "KvCacheManager"});
+  try {
+    storage.resize(kSparseHistoryLevel, 4 * kMiB);
+    FAIL() << "was not refused";
+  } catch (const InvalidState& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "[Storage.resize] the storage belongs to a KvCacheManager, which alone changes it");
+  }
+  EXPECT_THROW(static_cast<void>(storage.create_request_pages()), InvalidState);
+  EXPECT_EQ(host(storage).total, 512);
+  storage.trim();
+  storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_EQ(host(storage).free, 512);
+}
+
+// --- of a manager ---
+
+KvCacheManagerConfig manager_config() {
+  KvCacheManagerConfig config;
+  config.tokens_per_block = 4;
+  config.groups = {{{7, 3}, 4, UnitLayout({1024})}, {{5}, 4, UnitLayout({512})}};
+  config.cached_slots = config.window_slots = 8;
+  config.arena_pages = 4;
+  config.host_pages = 37;
+  config.max_leases = 1;
+  return config;
+}
+
+TEST(ManagerStorageTest, HostHistoryLivesInTheManagersStorage) {
+  const KvCacheManager manager(manager_config());
+  const auto storage = manager.storage();
+  ASSERT_EQ(storage->layout().pool_groups().size(), 1U);
+  const auto pools = storage->pool_group_descs()[0];
+  ASSERT_EQ(pools.size(), 2U);
+  for (std::int32_t group = 0; group < 2; ++group) {
+    const MemoryView view = manager.host_history(group);
+    const PoolDesc& pool = pools[static_cast<std::size_t>(group)];
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(view.data), pool.base_address);
+    EXPECT_EQ(pool.slot_bytes, view.shape[1] * view.shape[2]);
+    EXPECT_EQ(pool.num_slots, 37);
+    EXPECT_EQ(pool.storage_medium, sparse_backing_medium());
+  }
+}
+
+TEST(ManagerStorageTest, ItsStatisticsFollowTheRequests) {
+  KvCacheManager manager(manager_config());
+  const auto storage = manager.storage();
+  EXPECT_EQ(host(*storage).free, 37);
+  const auto cache = manager.create_kv_cache({.need = 30});
+  const std::vector<std::byte> rows(10 * 1024);
+  const std::vector<UnitRows> layers{{rows.data(), 1024}, {rows.data(), 1024}, {rows.data(), 512}};
+  cache->import_history(layers, 10, 0);
+  EXPECT_EQ(host(*storage).free, 34);
+  EXPECT_EQ(host(*storage).unavailable, 3);
+  EXPECT_EQ(manager.occupancy().free_host_pages, 34);
+  cache->close();
+  EXPECT_EQ(host(*storage).free, 37);
+  const auto counts = std::const_pointer_cast<Storage>(storage)->get_and_reset_statistics();
+  EXPECT_EQ(counts, (std::vector<LayerGroupStatistics>{{3, 3, 0}}));
+  const auto next = manager.create_kv_cache({.need = 30});
+  next->import_history(layers, 5, 0);
+  const auto more = std::const_pointer_cast<Storage>(storage)->get_and_reset_statistics();
+  EXPECT_EQ(more, (std::vector<LayerGroupStatistics>{{2, 0, 0}}));
+}
+
+TEST(ManagerStorageTest, KeepsTheManagersMemoryAlive) {
+  auto manager = std::make_unique<KvCacheManager>(manager_config());
+  const auto storage = manager->storage();
+  const MemoryView view = manager->host_history(0);
+  manager.reset();
+  EXPECT_EQ(host(*storage).free, 37);
+  *view.data = std::byte{1};
+}
+
+}  // namespace
+}  // namespace sparse_kvcm::testing
