@@ -7,7 +7,7 @@ import re
 from sparse_kvcm._core import InvalidArgument
 
 _UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base**power
+    f"{prefix}{suffix}": int(base**power)
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,10 +24,10 @@ __all__ = [
     "presets",
 ]
 
-_KINDS = {
-    "deepseek_v32": DsaGeometry,
-    "glm_moe_dsa": DsaGeometry,
-    "deepseek_v4": DeepSeekV4Geometry,
+_READERS: dict[str, Callable[[str, Mapping[str, Any]], ModelGeometry]] = {
+    "deepseek_v32": DsaGeometry.from_config,
+    "glm_moe_dsa": DsaGeometry.from_config,
+    "deepseek_v4": DeepSeekV4Geometry.from_config,
 }
 
 
@@ -58,13 +58,13 @@ def geometry_of(config: Mapping[str, Any], name: str = "config") -> ModelGeometr
     InvalidArgument
         Naming the field, its bound and its value.
     """
-    kind = _KINDS.get(str(config.get("model_type")))
-    if kind is None:
+    read = _READERS.get(str(config.get("model_type")))
+    if read is None:
         raise InvalidArgument(
-            f"[ModelGeometry] model_type must be one of {', '.join(_KINDS)}, "
+            f"[ModelGeometry] model_type must be one of {', '.join(_READERS)}, "
             f"got {config.get('model_type')!r}"
         )
-    return kind.from_config(name, config)
+    return read(name, config)
 
 
 def load_geometry(model: str | Path) -> ModelGeometry:
