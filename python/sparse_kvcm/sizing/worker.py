@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sparse_kvcm._core import BatchDesc, InvalidArgument, KvCacheDesc, KvCacheManagerConfig
+from sparse_kvcm._core import InvalidArgument, KvCacheManagerConfig
 from sparse_kvcm.config import WorkerConfig, check_gates
 from sparse_kvcm.models import ModelGeometry
 from sparse_kvcm.sizing.capacity import Capacity, check_fits, find_capacity
@@ -38,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class WorkerSizing:
-    """What a rank allocates. Equal on all ranks, but for budgets that only one of them has."""
+    """What a rank allocates: the same on all ranks."""
 
     device: DeviceSizing
     host: HostSizing | None
@@ -92,17 +92,21 @@ def size_worker(
         If the failure was another rank's.
     """
     ranks = SingleRank() if ranks is None else ranks
-    first = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
-    agreed = ranks.minimum(
-        [
-            pool_tokens(first.device) if first.device.fits else 0,
-            first.host.pages if first.host is not None else 0,
-        ]
-    )
-    return on_every_rank(ranks, lambda: _settle(first, tokens=agreed[0], host_pages=agreed[1]))
+    device, host = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
+    tokens, host_pages = ranks.minimum([pool_tokens(device), 0 if host is None else host.pages])
+    quota = device.pool_quota
+    if tokens < pool_tokens(device):
+        # Both maps round, so the way back may give more than there was: the first quota caps it.
+        quota = min(quota, max(device.pool_floor, quota_for_tokens(device, tokens)))
+    (quota,) = ranks.minimum([quota])  # granules, too, follow from a rank's quota
+    if host is not None:
+        host = replace(host, pages=host_pages)
+    return on_every_rank(ranks, lambda: _settle(device, host, quota))
 
 
-def _size_rank(config: WorkerConfig, geometry: ModelGeometry, machine: Machine) -> WorkerSizing:
+def _size_rank(
+    config: WorkerConfig, geometry: ModelGeometry, machine: Machine
+) -> tuple[DeviceSizing, HostSizing | None]:
     check_gates(config, machine.compute_capability)
     kv = config.kv_cache_config
     workload = workload_of(config, geometry, machine.device)
@@ -119,29 +123,20 @@ def _size_rank(config: WorkerConfig, geometry: ModelGeometry, machine: Machine) 
         size = config.sparse_attention_config.kv_cache_offload_config.host_history_size
         host = size_host(workload, kv.max_batch_size, memory, host_history_size=size)
     check_fits(device, host)
-    return WorkerSizing(device, host, _capacity(device, host))
+    return device, host
 
 
-def _settle(local: WorkerSizing, *, tokens: int, host_pages: int) -> WorkerSizing:
-    """The same sizing with the least of all ranks, never more than this rank had."""
-    device, host = local.device, local.host
-    if host is not None:
-        host = replace(host, pages=host_pages)
-    if tokens < pool_tokens(device):
-        # Both maps round, so the way back may give more than there was: the first quota caps it.
-        quota = min(device.pool_quota, max(device.pool_floor, quota_for_tokens(device, tokens)))
-        device = size_device(
-            device.workload,
-            device.fixed_bytes + quota,
-            device.batch,
-            offload=device.offload,
-            pool_batch=BatchDesc([_longest(device.workload)]),
-        )
-    return WorkerSizing(device, host, _capacity(device, host))
-
-
-def _longest(workload: Workload) -> KvCacheDesc:
-    return KvCacheDesc(workload.max_seq_len, workload.max_seq_len - 1)
+def _settle(device: DeviceSizing, host: HostSizing | None, quota: int) -> WorkerSizing:
+    """Size again with what all ranks have, so that nothing of this rank's own is left in it."""
+    workload = device.workload
+    settled = size_device(
+        workload,
+        device.fixed_bytes + quota,
+        device.batch,
+        offload=device.offload,
+        pool_batch=workload.decode_step(1, workload.max_seq_len),
+    )
+    return WorkerSizing(settled, host, _capacity(settled, host))
 
 
 def _capacity(device: DeviceSizing, host: HostSizing | None) -> Capacity:
