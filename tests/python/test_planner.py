@@ -43,7 +43,7 @@ def test_glm_5_2_is_admitted_as_published() -> None:
 
 
 # Published for one GPU: 633 resident, 1,500 offloaded. With units of BF16, whose row alone explains
-# the published report (design, section 10): with FP8 units the same rules give twice as many, not 2.4 times.
+# the published report (design, section 10). With FP8 units the same rules give twice as many.
 @pytest.mark.parametrize(("kv_dtype", "least"), [("bf16", 1500), ("fp8", 1250)])
 def test_v4_flash_is_admitted_as_published(kv_dtype: Any, least: int) -> None:
     workload = replace(V4, kv_dtype=kv_dtype)
