@@ -7,6 +7,7 @@ namespace sparse_kvcm::bindings {
 
 void bind_errors(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
+void bind_host_limits(nanobind::module_& m);
 void bind_config(nanobind::module_& m);
 void bind_storage_config(nanobind::module_& m);
 void bind_page_index(nanobind::module_& m);

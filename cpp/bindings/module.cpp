@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   m.def("version", [] { return SPARSE_KVCM_VERSION; }, "Version of the build.");
   sparse_kvcm::bindings::bind_errors(m);
   sparse_kvcm::bindings::bind_device(m);
+  sparse_kvcm::bindings::bind_host_limits(m);
   sparse_kvcm::bindings::bind_config(m);
   sparse_kvcm::bindings::bind_storage_config(m);
   sparse_kvcm::bindings::bind_page_index(m);

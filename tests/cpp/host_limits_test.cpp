@@ -88,6 +88,18 @@ TEST_F(HostLimitsTest, MaxEverywhereIsNoLimit) {
   EXPECT_FALSE(read().group_left);
 }
 
+TEST_F(HostLimitsTest, TheSoftLimitOfVersion2CountsWhereItIsTheTighter) {
+  process_in("0::/a\n");
+  group2("/a", std::to_string(100 * kMiB), 10 * kMiB);
+  root_.write("/sys/fs/cgroup/a/memory.high", std::to_string(80 * kMiB) + "\n");
+  expect_left(70 * kMiB, "/a");
+  root_.write("/sys/fs/cgroup/a/memory.high", "max\n");
+  expect_left(90 * kMiB, "/a");
+  group2("/a", "max", 10 * kMiB);
+  root_.write("/sys/fs/cgroup/a/memory.high", std::to_string(30 * kMiB) + "\n");
+  expect_left(20 * kMiB, "/a");
+}
+
 TEST_F(HostLimitsTest, FileCacheCountsAsFree) {
   process_in("0::/a\n");
   group2("/a", std::to_string(100 * kMiB), 90 * kMiB,

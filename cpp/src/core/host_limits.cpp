@@ -18,19 +18,32 @@ constexpr std::int64_t kIpcLock = std::int64_t{1} << 14;  // CAP_IPC_LOCK
 struct GroupFiles {
   const char* mount;
   const char* limit;
+  const char* soft_limit;  // past it the kernel slows the process down and reclaims; nullptr = none
   const char* use;
   const char* cache[2];  // keys of memory.stat: file cache, all of which can be dropped
 };
 constexpr GroupFiles kVersion1{"/sys/fs/cgroup/memory",
                                "/memory.limit_in_bytes",
+                               nullptr,
                                "/memory.usage_in_bytes",
                                {"total_inactive_file ", "total_active_file "}};
-constexpr GroupFiles kVersion2{
-    "/sys/fs/cgroup", "/memory.max", "/memory.current", {"inactive_file ", "active_file "}};
+constexpr GroupFiles kVersion2{"/sys/fs/cgroup",
+                               "/memory.max",
+                               "/memory.high",
+                               "/memory.current",
+                               {"inactive_file ", "active_file "}};
+
+// The tighter limit of the group in `folder`.
+std::optional<std::int64_t> read_limit(const std::string& folder, const GroupFiles& files) {
+  const auto limit = parse_number(read_system_file(folder + files.limit));
+  if (files.soft_limit == nullptr) return limit;
+  const auto soft = parse_number(read_system_file(folder + files.soft_limit));
+  return limit && soft ? std::min(limit, soft) : (limit ? limit : soft);
+}
 
 // What the limit of the group in `folder` leaves.
 std::optional<std::int64_t> read_group(const std::string& folder, const GroupFiles& files) {
-  const auto limit = parse_number(read_system_file(folder + files.limit));
+  const auto limit = read_limit(folder, files);
   const auto use = parse_number(read_system_file(folder + files.use));
   if (!limit || !use || *limit >= kNoLimit) return std::nullopt;
   const std::string stat = read_system_file(folder + "/memory.stat");

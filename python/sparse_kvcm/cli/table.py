@@ -1,0 +1,47 @@
+"""A plan as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from sparse_kvcm.byte_counts import show_bytes
+from sparse_kvcm.planner import Plan
+
+
+def plan_tables(plan: Plan) -> Iterator[Table | str]:
+    """The lines and tables of ``sparse-kvcm plan``."""
+    workload, budgets = plan.workload, plan.budgets
+    resident, offload = plan.resident, plan.offload
+    yield (
+        f"[bold]{workload.geometry.name}[/bold]: requests of {workload.usual_seq_len:,} tokens, "
+        f"{workload.kv_dtype} units, {workload.index_dtype} index keys, "
+        f"{show_bytes(budgets.device_bytes)} of device memory"
+    )
+    table = Table("", "resident", "offloaded", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_row("requests", f"{resident.max_batch:,}", f"[bold]{offload.max_batch:,}[/bold]")
+    for part in dict.fromkeys([*resident.bytes_per_request, *offload.bytes_per_request]):
+        sides = (resident.bytes_per_request.get(part), offload.bytes_per_request.get(part))
+        table.add_row(f"  {part}", *("" if size is None else show_bytes(size) for size in sides))
+    sums = (sum(side.bytes_per_request.values()) for side in (resident, offload))
+    table.add_row("device bytes a request", *map(show_bytes, sums))
+    table.add_row("host bytes a request", "", show_bytes(offload.host_bytes_per_request))
+    table.add_row("binding limit", resident.binding_limit, offload.binding_limit)
+    speeds = (plan.resident_tokens_per_s, offload.tokens_per_s)
+    table.add_row("predicted tokens/s", *(f"{speed:,.0f}" for speed in speeds))
+    yield table
+    host = offload.max_batch * offload.host_bytes_per_request
+    yield (
+        f"Offloaded, gpu_cache_factor {offload.gpu_cache_factor:g}: a row of "
+        f"{offload.row_bytes / 2**20:.1f} MiB, {show_bytes(host)} of host history. "
+        f"{offload.misses_per_step:.0f} misses a selection ({plan.locality.name}), "
+        f"{show_bytes(offload.fetch_bytes_per_step)} a step, {offload.fetch_ms_per_step:.1f} ms "
+        f"at {budgets.link_gb_s:g} GB/s beside {budgets.step_ms:g} ms of the rest."
+    )
+    yield (
+        f"For this link gpu_cache_factor {plan.recommended_gpu_cache_factor:g} is best. "
+        f"For more requests: {offload.advice}."
+    )

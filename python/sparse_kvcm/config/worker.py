@@ -1,0 +1,81 @@
+"""Configuration of a worker: its KV cache, and what else decides whether it can offload."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from sparse_kvcm.config._base import Bytes, ConfigModel
+from sparse_kvcm.config.attention import SparseAttentionConfig
+from sparse_kvcm.models import IndexDtype, KvDtype
+
+
+class KvCacheConfig(ConfigModel):
+    """Sizes, data types and features of the KV cache."""
+
+    tokens_per_block: int | None = Field(
+        None, ge=1, le=65536, description="Page in tokens. None: the model's usual one."
+    )
+    dtype: KvDtype = Field("fp8", description="Of the units.")
+    index_dtype: IndexDtype = Field("fp8", description="Of the indexer's keys.")
+    max_batch_size: int = Field(1, ge=1, le=1 << 20, description="Requests at a time.")
+    max_seq_len: int = Field(4096, ge=1, description="Tokens of the longest request.")
+    avg_seq_len: int | None = Field(None, ge=1, description="Tokens of a usual request.")
+    max_num_tokens: int = Field(8192, ge=1, description="Tokens of one step, prefill included.")
+    max_gpu_total_bytes: Bytes | None = Field(
+        None, description="Device budget of a rank: pools, arena and buffers together."
+    )
+    host_cache_size: Bytes | None = Field(
+        None, description="Host bytes of a rank for suspended requests; none without it."
+    )
+    max_util_for_resume: float = Field(0.97, gt=0, le=1)
+    use_kv_cache_manager_v2: bool | Literal["auto"] = "auto"
+    enable_block_reuse: bool = Field(False, description="Share pages of equal prefixes.")
+    enable_kv_pool_rebalance: bool = Field(False, description="Move memory between pools.")
+    managed_by_another: bool = Field(
+        False, description="Another manager, such as a connector or compressor, owns the pages."
+    )
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> KvCacheConfig:
+        if self.avg_seq_len is not None and self.avg_seq_len > self.max_seq_len:
+            raise ValueError(
+                f"avg_seq_len must be <= max_seq_len {self.max_seq_len}, got {self.avg_seq_len}"
+            )
+        return self
+
+
+class CacheTransceiverConfig(ConfigModel):
+    """Where prompts come from. An import in the same process counts as a transceiver."""
+
+    backend: Literal["nixl", "in_process"] = "nixl"
+
+
+class ContextParallelConfig(ConfigModel):
+    """Context parallelism."""
+
+    size: int = Field(1, ge=1)
+    kind: Literal["helix", "star"] = "helix"
+
+
+class WorkerConfig(ConfigModel):
+    """One rank of an inference engine, as far as its KV cache is concerned."""
+
+    sparse_attention_config: SparseAttentionConfig
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
+    cache_transceiver_config: CacheTransceiverConfig | None = None
+    generation_only: bool = Field(
+        False, description="Decodes only: prompts come in computed. Also Helix workers' flag."
+    )
+    pipeline_parallel_size: int = Field(1, ge=1)
+    context_parallel: ContextParallelConfig = ContextParallelConfig()
+    max_draft_len: int = Field(0, ge=0, description="Tokens of speculative decoding.")
+    max_beam_width: int = Field(1, ge=1)
+    enable_chunked_context: bool = False
+    local_ranks: int = Field(1, ge=1, description="Ranks that share this machine's memory.")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether history goes to the host."""
+        return self.sparse_attention_config.enable_kv_cache_offload

@@ -1,0 +1,69 @@
+"""Bytes of a unit and of an index key in each data type.
+
+Sources: FlashMLA (V32_FP8Sparse and MODEL1_FP8Sparse records), DeepGEMM (index keys), vLLM 0.33
+(NVFP4 and MXFP4 records).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from sparse_kvcm._core import InvalidArgument, UnitLayout
+
+KvDtype = Literal["bf16", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]
+IndexDtype = Literal["bf16", "fp8", "mxfp4"]
+
+
+def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
+    """The record of a DSA latent: `rank` compressed elements and `rope` rotary ones."""
+    width = rank + rope
+    regions = {
+        "bf16": [2 * width],
+        "fp8": [width],  # one scale per tensor, outside
+        "fp8_ds_mla": [rank + 4 * (rank // 128) + 2 * rope],
+        "nvfp4": [width // 2, width // 16],
+        "nvfp4_ds_mla": [rank // 2 + rope + rank // 16],
+    }
+    return UnitLayout(_known(regions, kv_dtype, "DSA"))
+
+
+def compressed_layout(kv_dtype: KvDtype, head_dim: int, rope: int) -> UnitLayout:
+    """The record of a DeepSeek-V4 entry, key and value in one."""
+    if kv_dtype == "fp8_ds_mla":
+        data = head_dim - rope + 2 * rope
+        return UnitLayout([data, (head_dim - rope) // 64 + 1], page_alignment=data)
+    regions = {
+        "bf16": [2 * head_dim],
+        "fp8": [head_dim],
+        "nvfp4": [head_dim // 2, head_dim // 16],
+    }
+    return UnitLayout(_known(regions, kv_dtype, "DeepSeek-V4"))
+
+
+def window_dtype(kv_dtype: KvDtype) -> KvDtype:
+    """The data type of DeepSeek-V4's windows and ratio-128 entries: FP8 where others are NVFP4."""
+    return "fp8" if kv_dtype == "nvfp4" else kv_dtype
+
+
+def index_key_bytes(index_dtype: IndexDtype, index_head_dim: int) -> int:
+    """Bytes of one index key with its scales."""
+    sizes = {
+        "bf16": 2 * index_head_dim,
+        "fp8": index_head_dim + 4 * (index_head_dim // 128),
+        "mxfp4": index_head_dim // 2 + index_head_dim // 32,
+    }
+    if index_dtype not in sizes:
+        raise InvalidArgument(
+            f"[ModelGeometry] index_dtype must be one of {', '.join(get_args(IndexDtype))}, "
+            f"got {index_dtype!r}"
+        )
+    return sizes[index_dtype]
+
+
+def _known(regions: dict[str, list[int]], kv_dtype: KvDtype, kind: str) -> list[int]:
+    if kv_dtype not in regions:
+        raise InvalidArgument(
+            f"[ModelGeometry] kv_dtype of a {kind} model must be one of {', '.join(regions)}, "
+            f"got {kv_dtype!r}"
+        )
+    return regions[kv_dtype]

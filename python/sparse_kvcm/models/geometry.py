@@ -1,0 +1,257 @@
+"""What a model keeps per request: selection groups and layers, in units, tokens and bytes.
+
+A model layer becomes up to three storage layers, since a storage layer has one life cycle. Kind 0
+is what selections choose from, which an offloading worker keeps on the host; its storage layer has
+the model layer's own id.
+
+    DSA           0 KEY, 1 INDEX_KEY
+    DeepSeek-V4   0 COMPRESS and 1 INDEX_KEY of ratio 4, 2 the sliding window of all layers, 3 the
+                  compressors' state at ratio 4, 4 COMPRESS and 5 the state at ratio 128
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparse_kvcm._core import BufferConfig, InvalidArgument, LayerConfig, UnitLayout
+from sparse_kvcm.models import _dtypes
+from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
+from sparse_kvcm.models._fields import FUNCTION, read_int, read_ints
+
+
+@dataclass(frozen=True)
+class ModelGeometry(ABC):
+    """The parts of a model's configuration that decide what it keeps.
+
+    Attributes
+    ----------
+    name : str
+        Of the preset or the file.
+    num_layers : int
+        Model layers, without those that only draft (MTP).
+    groups : tuple of tuple of int
+        Model layers of each selection group, leader (the owner of the indexer) first.
+    top_k : int
+        Units that one selection names at most.
+    tokens_per_unit : int
+        Tokens that one unit stands for.
+    index_head_dim : int
+        Elements of an index key.
+    max_seq_len : int
+        Longest sequence that the model takes, in tokens.
+    """
+
+    name: str
+    num_layers: int
+    groups: tuple[tuple[int, ...], ...]
+    top_k: int
+    tokens_per_unit: int
+    index_head_dim: int
+    max_seq_len: int
+
+    @property
+    @abstractmethod
+    def tokens_per_block(self) -> int:
+        """The usual page, in tokens."""
+
+    @abstractmethod
+    def unit_layout(self, kv_dtype: KvDtype) -> UnitLayout:
+        """Bytes of a unit in one member layer."""
+
+    @abstractmethod
+    def check_page(self, tokens_per_block: int, kv_dtype: KvDtype) -> None:
+        """Refuse a page size, in tokens, that this model cannot have."""
+
+    @abstractmethod
+    def _dense(self, tokens: int, kv: KvDtype, index: IndexDtype) -> list[LayerConfig]: ...
+
+    @property
+    def history_layers(self) -> list[int]:
+        """Layers that selections choose from, group by group."""
+        return [layer for group in self.groups for layer in group]
+
+    def layers(
+        self, tokens_per_block: int, kv_dtype: KvDtype, index_dtype: IndexDtype
+    ) -> list[LayerConfig]:
+        """Storage layers of a worker that keeps everything on the GPU."""
+        return self.sparse_layers(tokens_per_block, kv_dtype, is_sparse=False) + self.dense_layers(
+            tokens_per_block, kv_dtype, index_dtype
+        )
+
+    def dense_layers(
+        self, tokens_per_block: int, kv_dtype: KvDtype, index_dtype: IndexDtype
+    ) -> list[LayerConfig]:
+        """Storage layers that stay on the GPU of an offloading worker."""
+        self.check_page(tokens_per_block, kv_dtype)
+        return self._dense(tokens_per_block, kv_dtype, index_dtype)
+
+    def sparse_layers(
+        self, tokens_per_block: int, kv_dtype: KvDtype, *, is_sparse: bool = True
+    ) -> list[LayerConfig]:
+        """Storage layers that selections choose from."""
+        self.check_page(tokens_per_block, kv_dtype)
+        page = self.unit_layout(kv_dtype).page_bytes(tokens_per_block // self.tokens_per_unit)
+        buffers = [BufferConfig("KEY", page, is_sparse=is_sparse)]
+        return [LayerConfig(layer, buffers) for layer in self.history_layers]
+
+    def _index_layers(self, tokens: int, index: IndexDtype) -> list[LayerConfig]:
+        page = tokens // self.tokens_per_unit
+        page *= _dtypes.index_key_bytes(index, self.index_head_dim)
+        return [self._storage_layer(1, group[0], {"INDEX_KEY": page}) for group in self.groups]
+
+    def _storage_layer(
+        self, kind: int, layer: int, page_bytes: Mapping[str, int], window: int | None = None
+    ) -> LayerConfig:
+        buffers = [BufferConfig(role, size) for role, size in page_bytes.items()]
+        return LayerConfig(kind * self.num_layers + layer, buffers, window)
+
+
+@dataclass(frozen=True)
+class DsaGeometry(ModelGeometry):
+    """DeepSeek-V3.2 and GLM-5.x: each layer selects tokens out of its MLA latents."""
+
+    kv_lora_rank: int = 512
+    qk_rope_head_dim: int = 64
+
+    @property
+    def tokens_per_block(self) -> int:
+        """The page of FlashMLA and DeepGEMM."""
+        return 64
+
+    def unit_layout(self, kv_dtype: KvDtype) -> UnitLayout:
+        """The record of one latent."""
+        return _dtypes.latent_layout(kv_dtype, self.kv_lora_rank, self.qk_rope_head_dim)
+
+    def check_page(self, tokens_per_block: int, kv_dtype: KvDtype) -> None:
+        """FlashMLA's records have pages of 64."""
+        if kv_dtype == "fp8_ds_mla" and tokens_per_block != 64:
+            raise InvalidArgument(
+                f"[{FUNCTION}] tokens_per_block must be 64 with kv_dtype fp8_ds_mla, "
+                f"got {tokens_per_block}"
+            )
+
+    def _dense(self, tokens: int, kv: KvDtype, index: IndexDtype) -> list[LayerConfig]:
+        del kv
+        return self._index_layers(tokens, index)
+
+    @classmethod
+    def from_config(cls, name: str, config: Mapping[str, Any]) -> DsaGeometry:
+        """Read a ``deepseek_v32`` or ``glm_moe_dsa`` configuration."""
+        num_layers = read_int(config, "num_hidden_layers")
+        groups: list[list[int]] = []
+        for layer, is_full in enumerate(_full_indexers(config, num_layers)):
+            if is_full:
+                groups.append([])
+            elif not groups:
+                raise InvalidArgument(f"[{FUNCTION}] layer 0 must own an indexer, got shared")
+            groups[-1].append(layer)
+        return cls(
+            name,
+            num_layers,
+            tuple(map(tuple, groups)),
+            read_int(config, "index_topk"),
+            1,
+            read_int(config, "index_head_dim", 128),
+            read_int(config, "max_position_embeddings"),
+            read_int(config, "kv_lora_rank"),
+            read_int(config, "qk_rope_head_dim"),
+        )
+
+
+def _full_indexers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers own an indexer: by list, else by pattern, else by frequency and offset."""
+    kinds = config.get("indexer_types")
+    pattern = config.get("index_topk_pattern")
+    if kinds is not None:
+        full = [kind == "full" for kind in kinds]
+    elif pattern is not None:
+        full = [kind == "F" for kind in pattern]
+    else:
+        frequency = read_int(config, "index_topk_freq", 1)
+        offset = read_int(config, "index_skip_topk_offset", 2)
+        full = [max(i - offset + 1, 0) % frequency == 0 for i in range(num_layers)]
+    if len(full) < num_layers:
+        raise InvalidArgument(
+            f"[{FUNCTION}] indexer_types or index_topk_pattern must name {num_layers} layers, "
+            f"got {len(full)}"
+        )
+    return full[:num_layers]
+
+
+@dataclass(frozen=True)
+class DeepSeekV4Geometry(ModelGeometry):
+    """DeepSeek-V4: windows, entries of 4 tokens that are selected, entries of 128 that are not."""
+
+    head_dim: int = 512
+    qk_rope_head_dim: int = 64
+    sliding_window: int = 128
+    compress_ratios: tuple[int, ...] = ()
+
+    @property
+    def tokens_per_block(self) -> int:
+        """The least page that has a whole entry of ratio 128."""
+        return 128
+
+    def unit_layout(self, kv_dtype: KvDtype) -> UnitLayout:
+        """The record of one compressed entry."""
+        return _dtypes.compressed_layout(kv_dtype, self.head_dim, self.qk_rope_head_dim)
+
+    def check_page(self, tokens_per_block: int, kv_dtype: KvDtype) -> None:
+        """Whole entries of ratio 128."""
+        del kv_dtype
+        if tokens_per_block < 128 or tokens_per_block % 128 != 0:
+            raise InvalidArgument(
+                f"[{FUNCTION}] tokens_per_block must be a multiple of 128, got {tokens_per_block}"
+            )
+
+    def _dense(self, tokens: int, kv: KvDtype, index: IndexDtype) -> list[LayerConfig]:
+        entry = self.unit_layout(_dtypes.window_dtype(kv))
+        layers = self._index_layers(tokens, index)
+        for layer, ratio in enumerate(self.compress_ratios):
+            window = {"WINDOW_KEY": entry.page_bytes(tokens)}
+            layers.append(self._storage_layer(2, layer, window, self.sliding_window))
+            # The compressor reads its last 2 x 4 or 128 inputs, so a page keeps a ring of as many,
+            # key and gate of each in FP32. Groups of 128 begin with a page: they need no other.
+            if ratio == 4:
+                state = {
+                    "STATE": 8 * 2 * 2 * self.head_dim * 4,
+                    "INDEX_STATE": 8 * 2 * 2 * self.index_head_dim * 4,
+                }
+                layers.append(self._storage_layer(3, layer, state, 8))
+            elif ratio == 128:
+                page = {"KEY": entry.page_bytes(tokens // 128)}
+                layers.append(self._storage_layer(4, layer, page))
+                state = {"STATE": 128 * 2 * self.head_dim * 4}
+                layers.append(self._storage_layer(5, layer, state, 1))
+        return layers
+
+    @classmethod
+    def from_config(cls, name: str, config: Mapping[str, Any]) -> DeepSeekV4Geometry:
+        """Read a ``deepseek_v4`` configuration; ratios past its layers belong to MTP layers."""
+        num_layers = read_int(config, "num_hidden_layers")
+        ratios = tuple(read_ints(config, "compress_ratios"))
+        if len(ratios) < num_layers or not {0, 1, 4, 128}.issuperset(ratios):
+            raise InvalidArgument(
+                f"[{FUNCTION}] compress_ratios must have {num_layers} of 0, 1, 4 and 128, "
+                f"got {list(ratios)}"
+            )
+        ratios = ratios[:num_layers]
+        groups = tuple((layer,) for layer, ratio in enumerate(ratios) if ratio == 4)
+        if not groups:
+            raise InvalidArgument(f"[{FUNCTION}] compress_ratios must have a 4, got {ratios}")
+        return cls(
+            name,
+            num_layers,
+            groups,
+            read_int(config, "index_topk"),
+            4,
+            read_int(config, "index_head_dim", 128),
+            read_int(config, "max_position_embeddings"),
+            read_int(config, "head_dim", 512),
+            read_int(config, "qk_rope_head_dim", 64),
+            read_int(config, "sliding_window", 128),
+            ratios,
+        )

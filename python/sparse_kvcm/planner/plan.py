@@ -1,0 +1,281 @@
+"""Answers "how many requests will this worker hold, and why not more".
+
+Everything that is bytes comes from `sparse_kvcm.sizing`. What is added is time: expected misses
+from a locality curve, and a step that takes `step_ms` plus an unhidden fetch at the link's speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sparse_kvcm._core import InvalidArgument, host_row
+from sparse_kvcm.planner.locality import Locality
+from sparse_kvcm.sizing.buffers import arena_bytes, entry_bytes, staging_bytes
+from sparse_kvcm.sizing.capacity import ADVICE, Capacity, find_capacity, fitting_batch
+from sparse_kvcm.sizing.device import GPU_LEVEL, size_device
+from sparse_kvcm.sizing.host import page_bytes
+from sparse_kvcm.sizing.workload import MAX_CACHED_SLOTS, Workload
+
+FACTOR_GRID = tuple(step / 2 for step in range(2, 17))  # 1 to 8
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What the machine gives one rank.
+
+    Attributes
+    ----------
+    device_bytes : int
+        For pools, arena and buffers.
+    host_bytes : int, optional
+        Pinned, for history and staging. None: as much as is needed.
+    link_gb_s : float
+        Host to device, in 10^9 bytes a second.
+    step_ms : float
+        A decode step without the fetch.
+    max_batch_size : int, optional
+    """
+
+    device_bytes: int
+    host_bytes: int | None = None
+    link_gb_s: float = 50.0
+    step_ms: float = 25.0
+    max_batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """A worker that keeps history in one place.
+
+    Attributes
+    ----------
+    max_batch : int
+        Requests at a time.
+    binding_limit, advice : str
+        Why not more, and what to change.
+    limits : dict
+        The batch that each limit alone would allow.
+    bytes_per_request : dict
+        Device bytes by part, at that batch.
+    """
+
+    max_batch: int
+    binding_limit: str
+    advice: str
+    limits: dict[str, int]
+    bytes_per_request: dict[str, int]
+
+
+@dataclass(frozen=True)
+class OffloadSide(Side):
+    """An offloading worker.
+
+    Attributes
+    ----------
+    gpu_cache_factor : float
+    row_bytes : int
+        A lease with its entries: what a request costs however long it is.
+    host_bytes_per_request : int
+    misses_per_step : float
+        Units of one request and selection group.
+    fetch_bytes_per_step, fetch_ms_per_step : float
+        Of the whole batch, all layers.
+    tokens_per_s : float
+        Predicted.
+    """
+
+    gpu_cache_factor: float
+    row_bytes: int
+    host_bytes_per_request: int
+    misses_per_step: float
+    fetch_bytes_per_step: int
+    fetch_ms_per_step: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class FactorPoint:
+    """An offloading worker at one gpu_cache_factor."""
+
+    gpu_cache_factor: float
+    max_batch: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Both sides, and the cache that suits the link."""
+
+    workload: Workload
+    budgets: Budgets
+    locality: Locality
+    resident: Side
+    offload: OffloadSide
+    recommended_gpu_cache_factor: float
+
+    @property
+    def resident_tokens_per_s(self) -> float:
+        """Predicted."""
+        return 1000 * self.resident.max_batch / self.budgets.step_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``sparse-kvcm plan --json`` writes."""
+        workload = self.workload
+        return {
+            "model": workload.geometry.name,
+            "kv_dtype": workload.kv_dtype,
+            "index_dtype": workload.index_dtype,
+            "tokens_per_block": workload.tokens_per_block,
+            "seq_len": workload.usual_seq_len,
+            "budgets": asdict(self.budgets),
+            "locality": asdict(self.locality),
+            "resident": asdict(self.resident) | {"tokens_per_s": self.resident_tokens_per_s},
+            "offload": asdict(self.offload),
+            "recommended_gpu_cache_factor": self.recommended_gpu_cache_factor,
+        }
+
+
+def make_plan(
+    workload: Workload, budgets: Budgets, locality: Locality, *, auto_factor: bool = False
+) -> Plan:
+    """Plan a decode worker, resident and offloading.
+
+    Parameters
+    ----------
+    workload : Workload
+    budgets : Budgets
+    locality : Locality
+    auto_factor : bool
+        Plan with the recommended gpu_cache_factor instead of the workload's.
+    """
+    for field in ("link_gb_s", "step_ms"):
+        if not getattr(budgets, field) > 0:
+            raise InvalidArgument(f"[make_plan] {field} must be > 0, got {getattr(budgets, field)}")
+    factor = recommend_factor(workload, budgets, locality)
+    if auto_factor:
+        workload = replace(workload, gpu_cache_factor=factor)
+    return Plan(
+        workload,
+        budgets,
+        locality,
+        plan_resident(workload, budgets),
+        plan_offload(workload, budgets, locality),
+        factor,
+    )
+
+
+def plan_resident(workload: Workload, budgets: Budgets) -> Side:
+    """All history on the GPU."""
+    capacity = find_capacity(
+        workload, budgets.device_bytes, offload=False, max_batch_size=budgets.max_batch_size
+    )
+    return Side(*_side(capacity), _bytes_per_request(workload, budgets, capacity, offload=False))
+
+
+def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> OffloadSide:
+    """History on the host."""
+    capacity = find_capacity(
+        workload,
+        budgets.device_bytes,
+        offload=True,
+        host_bytes=_history_bytes(workload, budgets),
+        max_batch_size=budgets.max_batch_size,
+    )
+    fetch_bytes = capacity.batch * _fetch_bytes(workload, locality)
+    return OffloadSide(
+        *_side(capacity),
+        _bytes_per_request(workload, budgets, capacity, offload=True),
+        workload.gpu_cache_factor,
+        row_bytes(workload),
+        workload.pages(workload.usual_seq_len) * page_bytes(workload),
+        _misses(workload, locality),
+        int(fetch_bytes),
+        fetch_bytes / budgets.link_gb_s / 1e6,
+        _tokens_per_s(capacity.batch, fetch_bytes, budgets),
+    )
+
+
+def row_bytes(workload: Workload) -> int:
+    """Device bytes of a lease: slots of all member layers, entries, a clock per group."""
+    one, two = (workload.manager_config(batch, host_pages=1) for batch in (1, 2))
+    return arena_bytes(two) - arena_bytes(one) + entry_bytes(two) - entry_bytes(one)
+
+
+def recommend_factor(workload: Workload, budgets: Budgets, locality: Locality) -> float:
+    """The gpu_cache_factor from `FACTOR_GRID` with the most predicted tokens a second."""
+    points = sweep_factors(workload, budgets, locality)
+    return max(points, key=lambda point: point.tokens_per_s).gpu_cache_factor
+
+
+def sweep_factors(workload: Workload, budgets: Budgets, locality: Locality) -> list[FactorPoint]:
+    """An offloading worker at each factor of `FACTOR_GRID` that a lease can have."""
+    points = []
+    for factor in FACTOR_GRID:
+        if factor * workload.geometry.top_k > MAX_CACHED_SLOTS - workload.units_per_page:
+            break
+        changed = replace(workload, gpu_cache_factor=factor)
+        batch = fitting_batch(
+            changed,
+            budgets.device_bytes,
+            host_bytes=_history_bytes(workload, budgets),
+            max_batch_size=budgets.max_batch_size,
+        )
+        speed = _tokens_per_s(batch, batch * _fetch_bytes(changed, locality), budgets)
+        points.append(FactorPoint(factor, batch, speed))
+    return points
+
+
+def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
+    """What is left of the host bytes without staging."""
+    if budgets.host_bytes is None:
+        return None
+    rows = budgets.max_batch_size or 1
+    return max(0, budgets.host_bytes - workload.num_batches * staging_bytes(workload, rows))
+
+
+def _tokens_per_s(batch: int, fetch_bytes: float, budgets: Budgets) -> float:
+    return 1000 * batch / (budgets.step_ms + fetch_bytes / budgets.link_gb_s / 1e6)
+
+
+def _side(capacity: Capacity) -> tuple[int, str, str, dict[str, int]]:
+    return capacity.batch, capacity.binding, ADVICE[capacity.binding], capacity.limits
+
+
+def _bytes_per_request(
+    workload: Workload, budgets: Budgets, capacity: Capacity, *, offload: bool
+) -> dict[str, int]:
+    """By part: the fixed ones, then the storage layers' slots in one request by role.
+
+    The pools' room above max_util_for_resume, and what rounding to granules takes, is "headroom".
+    """
+    batch = max(1, capacity.batch)
+    sizing = size_device(workload, budgets.device_bytes, batch, offload=offload)
+    parts = {part: size // batch for part, size in sizing.fixed.items()}
+    layout = sizing.layout
+    if layout is None:
+        return parts
+    request = workload.decode_step(1, workload.sampled_length(workload.usual_seq_len))
+    slots = layout.count_slots(request)
+    pools = 0
+    for index, group in enumerate(layout.pool_groups):
+        if group.level == GPU_LEVEL:
+            pools += slots[index] * sum(group.slot_bytes)
+    parts["pages"] = pools
+    parts["headroom"] = sizing.pool_floor // batch - pools
+    return parts
+
+
+def _misses(workload: Workload, locality: Locality) -> float:
+    """Expected misses of one request in one selection group and step."""
+    if workload.max_units <= workload.cached_slots + workload.window_slots:
+        return 0.0  # the lease is all window
+    top_k = workload.geometry.top_k
+    return top_k * locality.miss_share(workload.cached_slots / top_k)
+
+
+def _fetch_bytes(workload: Workload, locality: Locality) -> float:
+    """Expected bytes of one request and step, all selection groups."""
+    layout = workload.geometry.unit_layout(workload.kv_dtype)
+    rows = sum(host_row(layout, len(group)).unit_bytes for group in workload.geometry.groups)
+    return _misses(workload, locality) * rows

@@ -1,0 +1,159 @@
+"""How many requests fit, which limit says so, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.byte_counts import show_bytes
+from sparse_kvcm.sizing.device import DeviceSizing, max_batch, size_device
+from sparse_kvcm.sizing.host import HostSizing, page_bytes
+from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
+
+ADVICE = {
+    "arena": "lower gpu_cache_factor or raise the device budget",
+    "device pools": "raise the device budget, or lower the lengths",
+    "host history": "raise host_history_size or the machine's limits, or lower the lengths",
+    "max_batch_size": "raise max_batch_size",
+}
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The batch that fits, and why no more.
+
+    Attributes
+    ----------
+    batch : int
+        Requests of the usual length.
+    limits : dict
+        The batch that each limit alone would allow: "arena" (with entries and buffers), "device
+        pools", "host history", "max_batch_size". Counted up to one more than the last.
+    binding : str
+        The limit that binds. Arena and pools share one budget; where that binds, the name is that
+        of the larger share of a request.
+    """
+
+    batch: int
+    limits: dict[str, int]
+    binding: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch} requests fit; {self.binding} binds: {ADVICE[self.binding]} "
+            f"(alone: {', '.join(f'{name} {batch}' for name, batch in self.limits.items())})"
+        )
+
+
+def find_capacity(
+    workload: Workload,
+    budget: int,
+    *,
+    offload: bool,
+    host_bytes: int | None = None,
+    max_batch_size: int | None = None,
+) -> Capacity:
+    """Find the largest batch.
+
+    Parameters
+    ----------
+    workload : Workload
+    budget : int
+        Device bytes for pools, arena and buffers.
+    offload : bool
+    host_bytes : int, optional
+        For host history; no limit without it.
+    max_batch_size : int, optional
+        A limit of the operator's.
+    """
+    most = _search_limit(budget, max_batch_size)
+    device = _device_batch(workload, budget, most, offload=offload)
+    limits: dict[str, int] = {}
+    share = size_device(workload, budget, max(1, device), offload=offload)
+    arena_binds = offload and share.fixed_bytes >= share.pool_floor
+    if offload:
+        limits["arena"] = device if arena_binds else _arena_batch(workload, budget, most)
+    limits["device pools"] = _pool_batch(workload, budget, most, offload=offload)
+    limits["arena" if arena_binds else "device pools"] = device
+    if offload and host_bytes is not None:
+        limits["host history"] = _host_batch(workload, host_bytes)
+    if max_batch_size is not None:
+        limits["max_batch_size"] = max_batch_size
+    binding = min(limits, key=limits.__getitem__)
+    return Capacity(limits[binding], limits, binding)
+
+
+def fitting_batch(
+    workload: Workload,
+    budget: int,
+    *,
+    host_bytes: int | None = None,
+    max_batch_size: int | None = None,
+) -> int:
+    """The batch of `find_capacity` under offload, without the reasons."""
+    most = _search_limit(budget, max_batch_size)
+    batch = min(most, _device_batch(workload, budget, most, offload=True))
+    batch = batch if max_batch_size is None else min(batch, max_batch_size)
+    return batch if host_bytes is None else min(batch, _host_batch(workload, host_bytes))
+
+
+def check_fits(sizing: DeviceSizing, host: HostSizing | None) -> None:
+    """Refuse a sizing that the device cannot hold.
+
+    Raises
+    ------
+    InvalidArgument
+        Naming the limit that binds and the batch that fits.
+    """
+    if sizing.fits:
+        return
+    host_bytes = None if host is None else host.history_bytes
+    capacity = find_capacity(
+        sizing.workload, sizing.budget, offload=sizing.offload, host_bytes=host_bytes
+    )
+    needed = sizing.fixed_bytes + sizing.pool_floor
+    parts = ", ".join(f"{part} {show_bytes(size)}" for part, size in sizing.fixed.items())
+    raise InvalidArgument(
+        f"[size_worker] max_batch_size must be <= {capacity.batch} for a device budget of "
+        f"{sizing.budget} B, got {sizing.batch}, which needs {max(needed, sizing.fixed_bytes)} B "
+        f"({parts}, pools {show_bytes(sizing.pool_floor)}); {capacity}"
+    )
+
+
+def _search_limit(budget: int, max_batch_size: int | None) -> int:
+    """One more than the operator's limit, so that it alone is seen to bind."""
+    if budget < 1:
+        raise InvalidArgument(f"[find_capacity] budget must be >= 1 B, got {budget}")
+    if max_batch_size is not None and max_batch_size < 1:
+        raise InvalidArgument(f"[find_capacity] max_batch_size must be >= 1, got {max_batch_size}")
+    return MAX_BATCH_SIZE if max_batch_size is None else min(MAX_BATCH_SIZE, max_batch_size + 1)
+
+
+def _host_batch(workload: Workload, host_bytes: int) -> int:
+    pages = host_bytes // page_bytes(workload)
+    if pages < workload.pages(workload.max_seq_len):
+        return 0
+    return pages // workload.pages(workload.usual_seq_len)
+
+
+def _device_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
+    return max_batch(lambda n: size_device(workload, budget, n, offload=offload).fits, most)
+
+
+def _arena_batch(workload: Workload, budget: int, most: int) -> int:
+    """As if pools held one request."""
+    one = workload.decode_step(1, workload.max_seq_len)
+    return max_batch(
+        lambda n: size_device(workload, budget, n, offload=True, pool_batch=one).fits, most
+    )
+
+
+def _pool_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
+    """As if arena and buffers cost nothing."""
+
+    def fits(batch: int) -> bool:
+        sizing = size_device(workload, budget, batch, offload=offload)
+        free = size_device(workload, budget + sizing.fixed_bytes, batch, offload=offload)
+        return free.fits
+
+    return max_batch(fits, most)

@@ -1,0 +1,149 @@
+"""From a worker's configuration to what it allocates, decided together by all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparse_kvcm._core import InvalidArgument, KvCacheManagerConfig
+from sparse_kvcm.config import WorkerConfig, check_gates
+from sparse_kvcm.models import ModelGeometry
+from sparse_kvcm.sizing.capacity import Capacity, check_fits, find_capacity
+from sparse_kvcm.sizing.device import DeviceSizing, pool_tokens, quota_for_tokens, size_device
+from sparse_kvcm.sizing.host import HostSizing, size_host
+from sparse_kvcm.sizing.host_memory import HostMemory, host_memory
+from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
+from sparse_kvcm.sizing.workload import Workload
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank finds.
+
+    Attributes
+    ----------
+    device_budget : int
+        Free device bytes for the KV cache; ``max_gpu_total_bytes`` may lower it.
+    device : str
+    compute_capability : tuple of int, optional
+        Of the GPU; None on the CPU.
+    host : HostMemory, optional
+        Measured where it is needed without it.
+    """
+
+    device_budget: int
+    device: str = "cpu"
+    compute_capability: tuple[int, int] | None = None
+    host: HostMemory | None = None
+
+
+@dataclass(frozen=True)
+class WorkerSizing:
+    """What a rank allocates: the same on all ranks."""
+
+    device: DeviceSizing
+    host: HostSizing | None
+    capacity: Capacity
+
+    @property
+    def manager(self) -> KvCacheManagerConfig | None:
+        """The sparse layers' manager; None without offload."""
+        if self.host is None:
+            return None
+        return self.device.workload.manager_config(self.device.batch, self.host.pages)
+
+
+def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cpu") -> Workload:
+    """The workload that a configuration describes."""
+    kv = config.kv_cache_config
+    factor = config.sparse_attention_config.kv_cache_offload_config.gpu_cache_factor
+    if factor == "auto":
+        raise InvalidArgument(
+            "[workload_of] gpu_cache_factor must be a number by now, got auto; "
+            "sparse_kvcm.planner.resolve_auto chooses it"
+        )
+    return Workload(
+        geometry,
+        kv.max_seq_len,
+        kv.dtype,
+        kv.index_dtype,
+        kv.avg_seq_len,
+        kv.tokens_per_block or 0,
+        factor,
+        kv.max_util_for_resume,
+        device=device,
+    )
+
+
+def size_worker(
+    config: WorkerConfig,
+    geometry: ModelGeometry,
+    machine: Machine,
+    ranks: Ranks | None = None,
+) -> WorkerSizing:
+    """Check the gates, size this rank, and settle on what all ranks can have.
+
+    A collective call: every rank of `ranks` makes it, and if it fails on one it fails on all.
+
+    Raises
+    ------
+    InvalidArgument, NotImplementedError
+        For a configuration that cannot be, naming the field and its bound.
+    OtherRankError
+        If the failure was another rank's.
+    """
+    ranks = SingleRank() if ranks is None else ranks
+    device, host = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
+    tokens, host_pages = ranks.minimum([pool_tokens(device), 0 if host is None else host.pages])
+    quota = device.pool_quota
+    if tokens < pool_tokens(device):
+        # Both maps round, so the way back may give more than there was: the first quota caps it.
+        quota = min(quota, max(device.pool_floor, quota_for_tokens(device, tokens)))
+    (quota,) = ranks.minimum([quota])  # granules, too, follow from a rank's quota
+    if host is not None:
+        host = replace(host, pages=host_pages)
+    return on_every_rank(ranks, lambda: _settle(device, host, quota))
+
+
+def _size_rank(
+    config: WorkerConfig, geometry: ModelGeometry, machine: Machine
+) -> tuple[DeviceSizing, HostSizing | None]:
+    check_gates(config, machine.compute_capability)
+    kv = config.kv_cache_config
+    workload = workload_of(config, geometry, machine.device)
+    budget = min(machine.device_budget, kv.max_gpu_total_bytes or machine.device_budget)
+    # The pools hold one request of max_seq_len at least; what they hold of max_batch_size is the
+    # scheduler's matter, and the capacity report's.
+    one = workload.decode_step(1, workload.max_seq_len)
+    device = size_device(
+        workload, budget, kv.max_batch_size, offload=config.offloads, pool_batch=one
+    )
+    host = None
+    if config.offloads:
+        memory = machine.host or host_memory(config.local_ranks)
+        size = config.sparse_attention_config.kv_cache_offload_config.host_history_size
+        host = size_host(workload, kv.max_batch_size, memory, host_history_size=size)
+    check_fits(device, host)
+    return device, host
+
+
+def _settle(device: DeviceSizing, host: HostSizing | None, quota: int) -> WorkerSizing:
+    """Size again with what all ranks have, so that nothing of this rank's own is left in it."""
+    workload = device.workload
+    settled = size_device(
+        workload,
+        device.fixed_bytes + quota,
+        device.batch,
+        offload=device.offload,
+        pool_batch=workload.decode_step(1, workload.max_seq_len),
+    )
+    return WorkerSizing(settled, host, _capacity(settled, host))
+
+
+def _capacity(device: DeviceSizing, host: HostSizing | None) -> Capacity:
+    return find_capacity(
+        device.workload,
+        device.budget,
+        offload=device.offload,
+        host_bytes=None if host is None else host.history_bytes,
+        max_batch_size=device.batch,
+    )

@@ -1,0 +1,206 @@
+"""The command sparse-kvcm: output, refusals, and what it must not import."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sizing_cases import GIB, FakeSystem
+from sparse_kvcm.cli import app, main
+from sparse_kvcm.cli.doctor import examine
+from sparse_kvcm.config import json_schema
+
+GLM = ["plan", "--model", "glm-5.2", "--kv-dtype", "fp8", "--device-budget", "45.6GB"]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def plan_json(*arguments: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(run(*GLM, "--json", *arguments))
+    return result
+
+
+def test_plan_writes_the_documented_keys() -> None:
+    result = plan_json("--prompt", "32768", "--output", "160", "--gpu-cache-factor", "2")
+    assert 28 <= result["resident"]["max_batch"] <= 30
+    assert 150 <= result["offload"]["max_batch"] <= 165
+    assert result["offload"]["row_bytes"] == pytest.approx(177.5 * (1 << 20), rel=0.01)
+    assert result["offload"]["binding_limit"] == "arena"
+    assert result["seq_len"] == 32_928
+
+
+def test_the_table_has_the_figures_of_the_json() -> None:
+    result, table = plan_json(), run(*GLM)
+    assert f"{result['offload']['max_batch']}" in table
+    assert f"{result['resident']['max_batch']}" in table
+    for word in ("binding limit", "arena", "178.6 MiB", "misses", "gpu_cache_factor"):
+        assert word in table
+
+
+def test_auto_plans_with_the_recommended_factor() -> None:
+    result = plan_json("--gpu-cache-factor", "auto")
+    assert result["offload"]["gpu_cache_factor"] == result["recommended_gpu_cache_factor"]
+
+
+def test_gpu_memory_less_weights_is_the_budget() -> None:
+    result = json.loads(
+        run(
+            *GLM[:5],
+            "--json",
+            "--gpu-memory",
+            "100GB",
+            "--weights",
+            "40GB",
+            "--gpu-fraction",
+            "0.5",
+        )
+    )
+    assert result["budgets"]["device_bytes"] == 30_000_000_000
+
+
+def test_host_memory_is_divided_by_ranks() -> None:
+    result = plan_json("--host-memory", "100GB", "--local-ranks", "4")
+    assert result["budgets"]["host_bytes"] == 25_000_000_000
+    assert result["offload"]["binding_limit"] == "host history"
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.png"
+    run(*GLM, "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(sys, "argv", ["sparse-kvcm", *GLM, "--plot", str(tmp_path / "a.png")])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert "sparse_kvcm[plot]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "none"], "model must be one of"),
+        (["--kv-dtype", "int8"], "--kv-dtype must be one of bf16, .*, got 'int8'"),
+        (["--index-dtype", "int8"], "index_dtype must be one of .*, got 'int8'"),
+        (["--gpu-cache-factor", "much"], "--gpu-cache-factor must be a number or auto, got 'much'"),
+        (["--gpu-cache-factor", "0.5"], "gpu_cache_factor must be in"),
+        (["--device-budget", "lots"], "--device-budget must be a number of bytes"),
+        (["--gpu-memory", "1GB"], "one of --device-budget and --gpu-memory"),
+        (["--local-ranks", "0"], "--local-ranks must be >= 1, got 0"),
+        (["--prompt", "0"], "--prompt must be >= 1"),
+        (["--link", "0"], "link_gb_s must be > 0"),
+        (["--locality", "none"], "locality must be one of"),
+        (["--max-batch-size", "0"], "max_batch_size must be >= 1, got 0"),
+        (["--tokens-per-block", "0.5"], None),
+    ],
+)
+def test_a_bad_argument_is_one_line_on_stderr_and_status_2(
+    arguments: list[str],
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sparse-kvcm", *GLM, *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    if message is not None:
+        assert output.err.count("\n") == 1
+        assert re.search(message, output.err), output.err
+
+
+def test_schema_is_printed() -> None:
+    assert json.loads(run("schema")) == json_schema()
+
+
+def test_a_plan_imports_neither_torch_nor_matplotlib() -> None:
+    code = f"""
+import sys
+sys.argv = {["sparse-kvcm", *GLM]!r}
+from sparse_kvcm.cli import main
+try:
+    main()
+finally:
+    print(sorted({{"torch", "matplotlib", "transformers"}} & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.endswith("[]\n")
+
+
+def findings(system: FakeSystem, ranks: int = 1) -> dict[str, tuple[str, str]]:
+    return {f.name: (f.found, f.fix) for f in examine(ranks, str(system.root))}
+
+
+def test_doctor_says_what_a_rank_would_pin_and_why(tmp_path: Path) -> None:
+    system = FakeSystem(tmp_path)
+    system.available(100 * GIB)
+    system.group("/pod/job", limit=40 * GIB, used=0)
+    found = findings(system, ranks=2)
+    assert found["control group /pod/job"][0] == "42.95 GB"
+    pinned = found["would be pinned by a rank"][0]
+    assert pinned == "10.74 GB by itself, 21.47 GB at most (control group /pod/job, 2 ranks)"
+
+
+def test_doctor_says_how_to_raise_memlock(tmp_path: Path) -> None:
+    system = FakeSystem(tmp_path)
+    system.available(100 * GIB)
+    system.memlock(64 << 10)
+    assert "ulimit -l" in findings(system)["would be pinned by a rank"][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "fixed"),
+    [
+        ("always [madvise] never", "madvise", False),
+        ("always madvise [never]", "never", True),
+        ("", "not known", False),
+    ],
+)
+def test_doctor_looks_at_huge_pages(tmp_path: Path, text: str, found: str, fixed: bool) -> None:
+    system = FakeSystem(tmp_path)
+    system.write("/sys/kernel/mm/transparent_hugepage/enabled", text)
+    line, fix = findings(system)["huge pages"]
+    assert line.startswith(found)
+    assert bool(fix) is fixed
+
+
+def test_doctor_finds_a_link_with_too_few_lanes(tmp_path: Path) -> None:
+    system = FakeSystem(tmp_path)
+    gpu = "/sys/bus/pci/devices/0000:01:00.0"
+    for name, text in {
+        "vendor": "0x10de",
+        "class": "0x030200",
+        "current_link_speed": "32.0 GT/s PCIe",
+        "current_link_width": "8",
+        "max_link_width": "16",
+    }.items():
+        system.write(f"{gpu}/{name}", text + "\n")
+    found, fix = findings(system)["link 0000:01:00.0"]
+    assert found == "32.0 GT/s PCIe x8"
+    assert "8 lanes of 16" in fix
+
+
+def test_doctor_runs_here() -> None:
+    assert "MemAvailable" in run("doctor")
+    assert {"name", "found", "fix"} == set(json.loads(run("doctor", "--json"))[0])

@@ -1,0 +1,182 @@
+"""Geometry of models against published counts and bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparse_kvcm as kvcm
+from sparse_kvcm.models import DeepSeekV4Geometry, geometry_of, load_geometry, presets
+
+GIB = 1 << 30
+K = 1 << 10
+
+
+def bytes_at(model: str, kv_dtype: Any, tokens: int) -> dict[str, float]:
+    """GiB by role of a request of `tokens`, whole pages."""
+    geometry = load_geometry(model)
+    page = 256 if isinstance(geometry, DeepSeekV4Geometry) else 64
+    sums: dict[str, float] = {}
+    for layer in geometry.layers(page, kv_dtype, "fp8"):
+        if layer.sliding_window_size is not None:
+            continue
+        ratio = (
+            "" if layer.layer_id < geometry.num_layers else layer.layer_id // geometry.num_layers
+        )
+        for buffer in layer.buffers:
+            role = f"{buffer.role}{ratio}"
+            sums[role] = sums.get(role, 0) + buffer.page_bytes * tokens / page / GIB
+    return sums
+
+
+def test_every_preset_names_its_sources_and_loads() -> None:
+    assert len(presets()) == 6
+    for name, sources in presets().items():
+        assert sources
+        assert load_geometry(name).name == name
+
+
+# Layers, selection groups and largest group: the census of the public configurations.
+@pytest.mark.parametrize(
+    ("model", "layers", "groups", "largest", "top_k"),
+    [
+        ("deepseek-v3.2", 61, 61, 1, 2048),
+        ("glm-5", 78, 78, 1, 2048),
+        ("glm-5.1", 78, 78, 1, 2048),
+        ("glm-5.2", 78, 21, 4, 2048),
+        ("deepseek-v4-flash", 43, 21, 1, 512),
+        ("deepseek-v4-pro", 61, 30, 1, 1024),
+    ],
+)
+def test_a_preset_has_the_published_groups(
+    model: str, layers: int, groups: int, largest: int, top_k: int
+) -> None:
+    geometry = load_geometry(model)
+    assert geometry.num_layers == layers
+    assert len(geometry.groups) == groups
+    assert max(map(len, geometry.groups)) == largest
+    assert geometry.top_k == top_k
+
+
+def test_glm_5_2_leads_groups_at_the_published_layers() -> None:
+    leaders = [group[0] for group in load_geometry("glm-5.2").groups]
+    assert leaders == [0, 1, *range(2, 75, 4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "ratio_128"), [("deepseek-v4-flash", 20), ("deepseek-v4-pro", 31)]
+)
+def test_v4_has_the_published_number_of_dense_compressed_layers(model: str, ratio_128: int) -> None:
+    geometry = load_geometry(model)
+    assert isinstance(geometry, DeepSeekV4Geometry)
+    assert geometry.compress_ratios.count(128) == ratio_128
+
+
+# GiB per request with FP8 records and index keys, as published for 128K and 1M tokens.
+@pytest.mark.parametrize(
+    ("model", "tokens", "published"),
+    [
+        ("deepseek-v3.2", 128 * K, {"KEY": 4.88, "INDEX_KEY1": 0.98}),
+        ("glm-5.1", 128 * K, {"KEY": 6.25, "INDEX_KEY1": 1.26}),
+        ("glm-5.2", 128 * K, {"KEY": 6.25, "INDEX_KEY1": 0.34}),
+        ("glm-5.2", K * K, {"KEY": 50.0, "INDEX_KEY1": 2.7}),
+        ("deepseek-v4-flash", 128 * K, {"KEY": 0.37, "INDEX_KEY1": 0.08}),
+        ("deepseek-v4-pro", 128 * K, {"KEY": 0.53, "INDEX_KEY1": 0.12}),
+        ("deepseek-v4-flash", K * K, {"KEY": 2.99}),
+        ("deepseek-v4-pro", K * K, {"KEY": 4.28}),
+    ],
+)
+def test_bytes_per_request_are_the_published_ones(
+    model: str, tokens: int, published: dict[str, float]
+) -> None:
+    computed = bytes_at(model, "fp8_ds_mla", tokens)
+    for role, gib in published.items():
+        # To the last digit printed; V4's pages are rounded up to 576 B.
+        assert computed[role] == pytest.approx(gib, abs=0.0056, rel=0.005), role
+
+
+def test_glm_5_2_keeps_47_700_bytes_per_token() -> None:
+    layers = load_geometry("glm-5.2").layers(64, "fp8", "fp8")
+    assert sum(b.page_bytes for layer in layers for b in layer.buffers) == 64 * 47_700
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_dtype", "regions"),
+    [
+        ("glm-5.2", "bf16", [1152]),
+        ("glm-5.2", "fp8", [576]),
+        ("glm-5.2", "fp8_ds_mla", [656]),
+        ("glm-5.2", "nvfp4", [288, 36]),
+        ("glm-5.2", "nvfp4_ds_mla", [352]),
+        ("deepseek-v4-flash", "bf16", [1024]),
+        ("deepseek-v4-flash", "fp8", [512]),
+        ("deepseek-v4-flash", "fp8_ds_mla", [576, 8]),
+        ("deepseek-v4-flash", "nvfp4", [256, 32]),
+    ],
+)
+def test_a_unit_has_the_regions_of_its_kernels(
+    model: str, kv_dtype: Any, regions: list[int]
+) -> None:
+    assert load_geometry(model).unit_layout(kv_dtype).region_bytes == regions
+
+
+def glm(**changes: Any) -> dict[str, Any]:
+    config = {
+        "model_type": "glm_moe_dsa",
+        "num_hidden_layers": 6,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "index_topk": 64,
+        "max_position_embeddings": 4096,
+    }
+    return config | changes
+
+
+def test_a_list_comes_before_a_pattern_and_a_pattern_before_a_frequency() -> None:
+    both = {"index_topk_pattern": "FSFSFS", "index_topk_freq": 3}
+    kinds = ["full", "shared", "shared", "full", "shared", "shared"]
+    assert geometry_of(glm(**both)).groups == ((0, 1), (2, 3), (4, 5))
+    assert geometry_of(glm(indexer_types=kinds, **both)).groups == ((0, 1, 2), (3, 4, 5))
+
+
+def test_a_config_json_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(glm()))
+    assert load_geometry(path) == load_geometry(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model_type": "llama"}, "model_type must be one of deepseek_v32, .*, got 'llama'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer >= 1, got 0"),
+        ({"kv_lora_rank": None}, "kv_lora_rank must be an integer >= 1, got None"),
+        ({"index_topk": True}, "index_topk must be an integer >= 1, got True"),
+        ({"indexer_types": ["full"]}, "must name 6 layers, got 1"),
+        ({"indexer_types": ["shared"] * 6}, "layer 0 must own an indexer"),
+        (
+            {"model_type": "deepseek_v4"},
+            "compress_ratios must be a list of integers >= 0, got None",
+        ),
+    ],
+)
+def test_a_bad_configuration_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=field):
+        geometry_of(glm(**changes))
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match="glm-5.2.*got 'glm-9'"):
+        load_geometry("glm-9")
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_dtype", "page"),
+    [("glm-5.2", "fp8_ds_mla", 32), ("deepseek-v4-flash", "fp8", 64)],
+)
+def test_a_page_that_kernels_cannot_have_is_refused(model: str, kv_dtype: Any, page: int) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=f"tokens_per_block must be .*, got {page}"):
+        load_geometry(model).layers(page, kv_dtype, "fp8")

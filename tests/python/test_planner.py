@@ -1,0 +1,168 @@
+"""The planner: published admissions, limits, misses, and the recommended cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import sparse_kvcm as kvcm
+from sizing_cases import GIB, small, tiny_dsa, worker_config
+from sparse_kvcm.models import load_geometry
+from sparse_kvcm.planner import (
+    LOCALITIES,
+    Budgets,
+    Plan,
+    find_locality,
+    make_plan,
+    recommend_factor,
+    resolve_auto,
+    row_bytes,
+    sweep_factors,
+)
+from sparse_kvcm.sizing import HostMemory, Machine, Workload, size_device, size_worker
+
+GLM = Workload(load_geometry("glm-5.2"), 32_928)
+V4 = Workload(load_geometry("deepseek-v4-flash"), 32_928, "bf16", gpu_cache_factor=4)
+
+
+def plan(workload: Workload, device_bytes: int, **budgets: Any) -> Plan:
+    locality = find_locality(None, workload.geometry.name)
+    return make_plan(workload, Budgets(device_bytes, **budgets), locality)
+
+
+# Published for one GPU, TensorRT-LLM PR 21350: 29 resident, 158 offloaded, a row of 177.5 MiB.
+def test_glm_5_2_is_admitted_as_published() -> None:
+    result = plan(GLM, 45_600_000_000)
+    assert 28 <= result.resident.max_batch <= 30
+    assert 150 <= result.offload.max_batch <= 165
+    assert row_bytes(GLM) == pytest.approx(177.5 * (1 << 20), rel=0.01)
+    assert result.offload.row_bytes == row_bytes(GLM)
+
+
+# Published for one GPU: 633 resident, 1,500 offloaded. With units of BF16, whose row alone explains
+# the published report (design, section 10). With FP8 units the same rules give twice as many.
+@pytest.mark.parametrize(("kv_dtype", "least"), [("bf16", 1500), ("fp8", 1250)])
+def test_v4_flash_is_admitted_as_published(kv_dtype: Any, least: int) -> None:
+    workload = replace(V4, kv_dtype=kv_dtype)
+    needed = size_device(workload, 1 << 40, 633, offload=False)
+    budget = needed.pool_floor + needed.fixed_bytes
+    result = plan(workload, budget)
+    assert result.resident.max_batch == 633
+    assert result.offload.max_batch >= least
+
+
+def test_the_plan_s_batch_is_the_one_that_a_worker_is_admitted_with() -> None:
+    geometry = tiny_dsa()
+    workload = small(5000)
+    budgets = Budgets(64 << 20, host_bytes=GIB)
+    locality = find_locality(None, "tiny")
+    batch = make_plan(workload, budgets, locality).offload.max_batch
+    memory = HostMemory({"MemAvailable": 4 * GIB})
+    for extra, agrees in ((0, True), (1, False)):
+        config = worker_config(batch + extra, 5000)
+        sizing = size_worker(config, geometry, Machine(64 << 20, host=memory))
+        assert (sizing.capacity.batch == batch + extra) is agrees
+
+
+def test_host_memory_limits_the_batch_and_says_so() -> None:
+    of_one = plan(GLM, 45_600_000_000).offload.host_bytes_per_request
+    result = plan(GLM, 45_600_000_000, host_bytes=10 * of_one + of_one // 2)
+    assert result.offload.max_batch == 10
+    assert result.offload.binding_limit == "host history"
+    assert "host_history_size" in result.offload.advice
+    assert result.resident.max_batch == 28
+
+
+def test_a_batch_limit_is_a_limit() -> None:
+    result = plan(GLM, 45_600_000_000, max_batch_size=20)
+    assert result.resident.max_batch == result.offload.max_batch == 20
+    assert result.offload.binding_limit == "max_batch_size"
+
+
+def test_a_budget_for_nobody_gives_0_and_not_an_error() -> None:
+    result = plan(GLM, 10_000_000)
+    assert result.resident.max_batch == result.offload.max_batch == 0
+
+
+@pytest.mark.parametrize("workload", [GLM, V4, small(5000)], ids=["glm", "v4", "tiny"])
+def test_parts_of_a_request_sum_to_what_the_batch_needs(workload: Workload) -> None:
+    result = plan(workload, 40_000_000_000, max_batch_size=2000)
+    for side, offload in ((result.resident, False), (result.offload, True)):
+        sizing = size_device(workload, 40_000_000_000, side.max_batch, offload=offload)
+        needed = sizing.fixed_bytes + sizing.pool_floor
+        parts = sum(side.bytes_per_request.values())
+        assert needed / side.max_batch - 8 <= parts <= needed / side.max_batch
+        assert all(size >= 0 for size in side.bytes_per_request.values())
+
+
+def test_misses_of_glm_5_2_fetch_what_the_design_says() -> None:
+    result = plan(GLM, 45_600_000_000)
+    # 13.4 % of 2,048 units, 78 layers, 576 B.
+    each = 0.134 * 2048 * 78 * 576
+    assert result.offload.misses_per_step == pytest.approx(0.134 * 2048)
+    assert result.offload.fetch_bytes_per_step == pytest.approx(each * result.offload.max_batch)
+    assert result.offload.fetch_ms_per_step == pytest.approx(
+        each * result.offload.max_batch / 50e9 * 1e3
+    )
+
+
+def test_a_request_that_is_all_window_misses_nothing() -> None:
+    result = plan(replace(GLM, max_seq_len=4096 + 64), 45_600_000_000)
+    assert result.offload.misses_per_step == 0
+    assert result.offload.fetch_ms_per_step == 0
+
+
+@pytest.mark.parametrize("name", LOCALITIES)
+def test_a_miss_curve_goes_through_its_points_and_falls(name: str) -> None:
+    curve = LOCALITIES[name]
+    for factor, share in zip((1, 2, 4), curve.misses, strict=True):
+        assert math.isclose(curve.miss_share(factor), share)
+    shares = [curve.miss_share(1 + step / 8) for step in range(200)]
+    assert shares == sorted(shares, reverse=True)
+    assert all(0 < share <= 1 for share in shares)
+
+
+def test_a_faster_link_wants_a_smaller_cache() -> None:
+    curve = LOCALITIES["glm51"]
+    factors = [
+        recommend_factor(GLM, Budgets(45_600_000_000, link_gb_s=link), curve)
+        for link in (10, 50, 400)
+    ]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[0] > factors[-1]
+
+
+def test_the_recommended_cache_is_the_fastest_of_the_sweep() -> None:
+    budgets, curve = Budgets(45_600_000_000), LOCALITIES["glm51"]
+    sides = sweep_factors(GLM, budgets, curve)
+    best = recommend_factor(GLM, budgets, curve)
+    assert max(side.tokens_per_s for side in sides) == next(
+        side.tokens_per_s for side in sides if side.gpu_cache_factor == best
+    )
+    batches = [side.max_batch for side in sides]
+    assert batches == sorted(batches, reverse=True)
+
+
+def test_auto_becomes_the_recommended_factor_and_a_number_stays() -> None:
+    budgets = Budgets(64 << 20)
+    config = worker_config(3, 5000, offload={"gpu_cache_factor": "auto"})
+    with pytest.raises(kvcm.InvalidArgument, match="gpu_cache_factor must be a number"):
+        size_worker(config, tiny_dsa(), Machine(64 << 20))
+    fixed = resolve_auto(config, tiny_dsa(), budgets)
+    factor = fixed.sparse_attention_config.kv_cache_offload_config.gpu_cache_factor
+    assert factor == recommend_factor(small(5000), budgets, LOCALITIES["glm51"])
+    assert resolve_auto(fixed, tiny_dsa(), budgets) == fixed
+
+
+@pytest.mark.parametrize("field", ["link_gb_s", "step_ms"])
+def test_a_speed_that_is_none_is_refused(field: str) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=f"{field} must be > 0, got 0"):
+        plan(GLM, GIB, **{field: 0})
+
+
+def test_an_unknown_curve_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"glm51.*got 'x'"):
+        find_locality("x", "glm-5.2")

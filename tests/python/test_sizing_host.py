@@ -1,0 +1,172 @@
+"""Host memory: what may be pinned, floors, automatic and explicit sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sparse_kvcm as kvcm
+from sizing_cases import GIB, MIB, PLENTY, FakeSystem, small, tiny_dsa
+from sparse_kvcm.models import load_geometry
+from sparse_kvcm.sizing import (
+    HostMemory,
+    Workload,
+    effective_available_host_memory,
+    history_floor,
+    host_memory,
+    size_host,
+)
+from sparse_kvcm.sizing.buffers import staging_bytes
+from sparse_kvcm.sizing.host import page_bytes
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> FakeSystem:
+    fake = FakeSystem(tmp_path)
+    fake.available(100 * GIB)
+    return fake
+
+
+def test_a_machine_without_limits_gives_what_is_available(system: FakeSystem) -> None:
+    memory = host_memory(limits=system.limits())
+    assert memory.terms["MemAvailable"] == memory.effective == memory.per_rank == 100 * GIB
+    assert memory.automatic == 50 * GIB
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, 100), (2, 50), (4, 25), (8, 12.5)])
+def test_ranks_of_one_machine_divide_it(system: FakeSystem, ranks: int, share: float) -> None:
+    memory = host_memory(ranks, limits=system.limits())
+    assert memory.per_rank == share * GIB
+    assert ranks * memory.automatic <= memory.effective // 2
+
+
+def test_the_least_ancestor_binds_whichever_it_is(system: FakeSystem) -> None:
+    system.group("/pod/job", limit=80 * GIB, used=0)
+    system.group("/pod", limit=40 * GIB, used=8 * GIB)
+    memory = host_memory(limits=system.limits())
+    assert memory.effective == 32 * GIB
+    assert memory.binding == "control group /pod"
+    assert memory.terms["MemAvailable"] == 100 * GIB
+
+
+def test_page_cache_of_a_group_counts_as_free(system: FakeSystem) -> None:
+    system.group("/pod/job", limit=70 * GIB, used=69 * GIB, cache=68 * GIB)
+    assert host_memory(limits=system.limits()).effective == 69 * GIB
+
+
+def test_groups_of_version_1_bind_too_and_their_cache_is_free(system: FakeSystem) -> None:
+    system.group_v1(limit=30 * GIB, used=25 * GIB, cache=5 * GIB)
+    assert host_memory(limits=system.limits()).effective == 10 * GIB
+
+
+def test_a_group_of_version_1_without_a_limit_does_not_bind(system: FakeSystem) -> None:
+    system.group_v1(limit=(1 << 63) - 4096, used=25 * GIB)
+    assert host_memory(limits=system.limits()).effective == 100 * GIB
+
+
+def test_memlock_counts_at_four_fifths(system: FakeSystem) -> None:
+    system.memlock(10 * GIB)
+    memory = host_memory(limits=system.limits())
+    assert memory.effective == 8 * GIB
+    assert memory.binding == "0.8 x RLIMIT_MEMLOCK"
+
+
+def test_an_integrated_gpu_s_budget_is_no_longer_there_for_the_host(system: FakeSystem) -> None:
+    limits = system.limits()
+    assert host_memory(limits=limits, device_quota_on_host=60 * GIB).effective == 40 * GIB
+    assert host_memory(limits=limits, device_quota_on_host=200 * GIB).effective == 0
+
+
+def test_without_any_limit_that_can_be_read_nothing_is_pinned(tmp_path: Path) -> None:
+    memory = host_memory(limits=FakeSystem(tmp_path).limits())
+    assert memory.effective == memory.automatic == 0
+
+
+def test_the_real_machine_has_terms_and_something_left() -> None:
+    memory = host_memory()
+    assert "MemAvailable" in memory.terms
+    assert 0 < effective_available_host_memory() <= memory.terms["MemAvailable"] + GIB
+
+
+def test_no_ranks_are_refused() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match="local_ranks must be >= 1, got 0"):
+        host_memory(0)
+
+
+def test_floor_is_the_longest_request_at_its_utilisation_and_a_granule_per_pool() -> None:
+    workload = small(640, max_util_for_resume=0.5)  # 10 pages, so 20
+    groups = workload.geometry.groups
+    # Rows: members x 36 B up to 16 B, 64 units a page.
+    rows = [-(-36 * len(group) // 16) * 16 for group in groups]
+    granules = sum(max(1, -(-20 * 64 * row // (2 * MIB))) for row in rows)
+    assert history_floor(workload) == (granules + len(groups)) * 2 * MIB
+
+
+def test_automatic_size_holds_the_batch_at_the_usual_length() -> None:
+    for usual, pages in ((None, 16), (500, 8)):
+        workload = small(1000, avg_seq_len=usual)
+        sizing = size_host(workload, 7000, PLENTY)
+        assert sizing.pages == 7000 * pages
+        assert sizing.is_automatic
+
+
+def test_automatic_size_stops_at_what_may_be_pinned_staging_included() -> None:
+    workload = small(1000)
+    memory = HostMemory({"MemAvailable": 2 * history_floor(workload) + 100 * MIB})
+    sizing = size_host(workload, 100_000, memory)
+    assert memory.automatic - sizing.page_bytes < sizing.total_bytes <= memory.automatic
+    assert sizing.staging == staging_bytes(workload, 100_000)
+
+
+def test_automatic_size_is_raised_to_the_floor() -> None:
+    workload = small(1000)
+    floor = history_floor(workload) + staging_bytes(workload, 1)
+    sizing = size_host(workload, 1, HostMemory({"MemAvailable": floor}))
+    assert floor - page_bytes(workload) < sizing.total_bytes <= floor
+
+
+def test_less_than_the_floor_is_a_refusal_not_a_fall_back() -> None:
+    workload = small(1000)
+    for left in (0, history_floor(workload)):
+        with pytest.raises(kvcm.InvalidArgument, match=r"host memory must be >= \d+ B .*MemAvail"):
+            size_host(workload, 1, HostMemory({"MemAvailable": left}))
+
+
+def test_explicit_size_below_the_floor_names_the_size_needed() -> None:
+    workload = small(1000)
+    floor = history_floor(workload) + staging_bytes(workload, 2)
+    assert size_host(workload, 2, PLENTY, host_history_size=floor).floor == floor
+    with pytest.raises(kvcm.InvalidArgument) as error:
+        size_host(workload, 2, PLENTY, host_history_size=floor - 1)
+    message = f"host_history_size must be >= {floor} B"
+    assert message in str(error.value)
+    assert f"got {floor - 1}" in str(error.value)
+
+
+def test_explicit_size_over_the_limit_names_the_limit(system: FakeSystem) -> None:
+    system.group("/pod/job", limit=GIB, used=0)
+    memory = host_memory(2, limits=system.limits())
+    with pytest.raises(kvcm.InvalidArgument, match="<= 536870912 B.*control group /pod/job"):
+        size_host(small(1000), 1, memory, host_history_size=GIB)
+
+
+def test_a_low_memlock_says_what_raises_it(system: FakeSystem) -> None:
+    system.memlock(64 << 10)
+    for size in (None, 64 * MIB):
+        with pytest.raises(kvcm.InvalidArgument, match="ulimit -l"):
+            size_host(small(1000), 1, host_memory(limits=system.limits()), host_history_size=size)
+
+
+@pytest.mark.parametrize("model", ["glm-5.2", "deepseek-v4-flash", "deepseek-v3.2"])
+def test_floor_of_a_real_model_is_its_history_and_little_more(model: str) -> None:
+    workload = Workload(load_geometry(model), 131_072)
+    history = workload.pages(131_072) * page_bytes(workload)
+    pools = len(workload.geometry.groups)
+    assert history / 0.97 + pools * 2 * MIB <= history_floor(workload)
+    assert history_floor(workload) <= history / 0.97 + 2 * pools * 32 * MIB + GIB // 8
+
+
+def test_floor_is_of_the_sparse_layers_alone() -> None:
+    assert history_floor(small(1000, index_dtype="bf16")) == history_floor(small(1000))
+    assert history_floor(small(1000, geometry=tiny_dsa(2))) < history_floor(small(1000))

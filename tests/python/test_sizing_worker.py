@@ -1,0 +1,160 @@
+"""A worker's sizing: planned bytes are allocated bytes, refusals name a field, nothing stays."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sparse_kvcm as kvcm
+from sizing_cases import GIB, MIB, machine, tiny_dsa, tiny_v4, worker_config
+from sparse_kvcm.config import WorkerConfig
+from sparse_kvcm.sizing import HostMemory, allocate, measure, size_worker
+
+
+def planned(sizing: Any) -> dict[str, int]:
+    """The parts of a sizing that `measure` measures."""
+    parts = {**sizing.device.fixed, "pools": sizing.device.pool_bytes}
+    parts.pop("batch buffers", None)
+    if sizing.host is not None:
+        parts["host history"] = sizing.host.history_bytes
+    return parts
+
+
+def check_refusal(message: str) -> None:
+    fields = ("max_batch_size", "host_history_size", "host memory", "gpu_cache_factor")
+    assert any(f"{field} must be " in message for field in fields), message
+    assert "got " in message
+
+
+GEOMETRIES = [
+    tiny_dsa(),
+    tiny_dsa(1, top_k=7),
+    tiny_dsa(9, kv_lora_rank=56, qk_rope_head_dim=8),
+    tiny_v4(),
+    tiny_v4((4,)),
+    tiny_v4((128, 4, 0, 4)),
+]
+
+
+@st.composite
+def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
+    """A configuration, a model and a machine, which has `plenty` of everything or anything."""
+    longest = draw(st.sampled_from([1, 63, 64, 65, 128, 129, 1000, 2048]))
+    sizes = st.sampled_from([24 * MIB, 48 * MIB]) if plenty else st.integers(1, 48 * MIB)
+    config = worker_config(
+        draw(st.integers(1, 9)),
+        longest,
+        {
+            "gpu_cache_factor": draw(st.sampled_from([1, 1.5, 2, 4])),
+            "host_history_size": draw(st.none() | sizes),
+        },
+        avg_seq_len=draw(st.none() | st.integers(1, longest)),
+        index_dtype=draw(st.sampled_from(["fp8", "bf16", "mxfp4"])),
+        dtype=draw(st.sampled_from(["fp8", "bf16"])),
+        max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0])),
+        tokens_per_block=draw(st.sampled_from([None, None, 128, 256])),
+    )
+    host = GIB if plenty else draw(st.integers(1, 96 * MIB))
+    budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
+    memory = HostMemory({"MemAvailable": host})
+    return config, draw(st.sampled_from(GEOMETRIES)), machine(budget, memory)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workers(plenty=True))
+def test_a_configuration_that_is_accepted_allocates_what_was_planned(
+    worker: tuple[Any, Any, Any],
+) -> None:
+    config, geometry, where = worker
+    sizing = size_worker(config, geometry, where)
+    assert sizing.host is not None
+    assert sizing.device.total_bytes <= where.device_budget
+    assert sizing.host.total_bytes <= where.host.per_rank
+    allocation = allocate(sizing)
+    assert measure(allocation) == planned(sizing)
+    assert len(allocation.batches) == len(allocation.engine) == 1
+    manager = allocation.manager
+    assert manager is not None
+    requests = [
+        manager.create_kv_cache(need=sizing.device.workload.max_units)
+        for _ in range(sizing.device.batch)
+    ]
+    assert all(request.resume() for request in requests)  # a lease for each of max_batch_size
+
+
+@settings(max_examples=150, deadline=None)
+@given(workers(plenty=False))
+def test_a_configuration_is_accepted_or_refused_by_field(worker: tuple[Any, Any, Any]) -> None:
+    config, geometry, where = worker
+    try:
+        sizing = size_worker(config, geometry, where)
+    except kvcm.InvalidArgument as error:
+        check_refusal(str(error))
+        return
+    assert sizing.device.total_bytes <= where.device_budget
+    assert sizing.host is not None
+    assert sizing.host.total_bytes <= where.host.per_rank
+
+
+def test_a_resident_worker_allocates_pools_and_tables_alone() -> None:
+    resident = worker_config().model_dump() | {"sparse_attention_config": {"algorithm": "dsa"}}
+    sizing = size_worker(WorkerConfig.model_validate(resident), tiny_dsa(), machine())
+    assert sizing.host is None
+    assert sizing.manager is None
+    assert measure(allocate(sizing)) == planned(sizing)
+
+
+def test_a_batch_that_the_device_cannot_hold_names_the_one_that_fits() -> None:
+    big = tiny_dsa(kv_lora_rank=512, qk_rope_head_dim=64)
+    with pytest.raises(kvcm.InvalidArgument) as error:
+        size_worker(worker_config(1000), big, machine(32 * MIB))
+    message = str(error.value)
+    assert "max_batch_size must be <= " in message
+    assert "got 1000" in message
+    assert "arena binds: lower gpu_cache_factor or raise the device budget" in message
+    fits = int(message.split("max_batch_size must be <= ")[1].split()[0])
+    assert size_worker(worker_config(fits), big, machine(32 * MIB)).capacity.batch == fits
+
+
+def test_a_budget_of_the_configuration_lowers_the_machine_s() -> None:
+    sizing = size_worker(worker_config(max_gpu_total_bytes="24MB"), tiny_dsa(), machine(64 * MIB))
+    assert 20_000_000 < sizing.device.total_bytes <= 24_000_000
+
+
+def test_gates_come_before_sizes() -> None:
+    config = worker_config().model_copy(update={"max_beam_width": 2})
+    with pytest.raises(kvcm.InvalidArgument, match="max_beam_width must be 1"):
+        size_worker(config, tiny_dsa(), machine(1))
+
+
+def test_an_allocation_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["sparse_kvcm.sizing.allocate"]
+    freed: list[bool] = []
+
+    class Pools:
+        def __init__(self, config: object) -> None:
+            weakref.finalize(self, freed.append, True)
+
+    def fail(config: object) -> None:
+        raise MemoryError("no arena")
+
+    monkeypatch.setattr(module, "Storage", Pools)
+    monkeypatch.setattr(module, "KvCacheManager", fail)
+    with pytest.raises(MemoryError, match="no arena"):
+        allocate(size_worker(worker_config(), tiny_dsa(), machine()))
+    gc.collect()
+    assert freed == [True]
+
+
+def test_host_history_is_capped_by_what_is_automatic() -> None:
+    memory = HostMemory({"MemAvailable": GIB}, local_ranks=2)
+    sizing = size_worker(worker_config(1 << 16, 5000), tiny_dsa(), machine(40 * GIB, memory))
+    assert sizing.host is not None
+    assert sizing.host.total_bytes <= GIB // 4
+    assert sizing.capacity.binding == "host history"
