@@ -14,20 +14,22 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, machine, tiny_dsa, tiny_v4, worker_config
 from sparse_kvcm.config import WorkerConfig
-from sparse_kvcm.sizing import HostMemory, allocate, measure, size_worker
+from sparse_kvcm.sizing import HostMemory, Machine, allocate, measure, size_worker
 
 
 def planned(sizing: Any) -> dict[str, int]:
     """The parts of a sizing that `measure` measures."""
     parts = {**sizing.device.fixed, "pools": sizing.device.pool_bytes}
     parts.pop("batch buffers", None)
+    if sizing.device.host_cache_bytes:
+        parts["host cache"] = sizing.device.host_cache_bytes
     if sizing.host is not None:
         parts["host history"] = sizing.host.history_bytes
     return parts
 
 
 def check_refusal(message: str) -> None:
-    fields = ("max_batch_size", "host_history_size", "host memory", "gpu_cache_factor")
+    fields = ("max_batch_size", "host_history_size", "host memory", "host_cache_size")
     assert any(f"{field} must be " in message for field in fields), message
     assert "got " in message
 
@@ -59,6 +61,7 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
         dtype=draw(st.sampled_from(["fp8", "bf16"])),
         max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0])),
         tokens_per_block=draw(st.sampled_from([None, None, 128, 256])),
+        host_cache_size=draw(st.none() | st.integers(1, 48 * MIB)),
     )
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))
     budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
@@ -108,6 +111,32 @@ def test_a_resident_worker_allocates_pools_and_tables_alone() -> None:
     assert sizing.host is None
     assert sizing.manager is None
     assert measure(allocate(sizing)) == planned(sizing)
+
+
+def test_a_host_cache_leaves_less_for_history_and_over_the_limit_is_refused() -> None:
+    memory = HostMemory({"MemAvailable": 128 * MIB})
+    with_cache = worker_config(1 << 10, 5000, host_cache_size=32 * MIB)
+    sizing = size_worker(with_cache, tiny_dsa(), machine(GIB, memory))
+    assert sizing.host is not None
+    assert sizing.device.host_cache_bytes == 32 * MIB
+    assert sizing.host.total_bytes <= (128 - 32) * MIB // 2
+    with pytest.raises(kvcm.InvalidArgument, match="host_cache_size must be <= 134217728 B"):
+        size_worker(
+            worker_config(3, 5000, host_cache_size=160 * MIB), tiny_dsa(), machine(GIB, memory)
+        )
+
+
+def test_an_integrated_gpu_s_budget_is_not_counted_twice() -> None:
+    memory = HostMemory({"MemAvailable": 128 * MIB})
+    for budget, fits in ((64 * MIB, True), (120 * MIB, False)):
+        where = Machine(budget, host=memory, shares_host_memory=True)
+        if fits:
+            sizing = size_worker(worker_config(1 << 9, 5000), tiny_dsa(), where)
+            assert sizing.host is not None
+            assert sizing.host.total_bytes <= 32 * MIB
+        else:
+            with pytest.raises(kvcm.InvalidArgument, match="host memory must be >="):
+                size_worker(worker_config(3, 5000), tiny_dsa(), where)
 
 
 def test_a_batch_that_the_device_cannot_hold_names_the_one_that_fits() -> None:

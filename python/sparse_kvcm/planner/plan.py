@@ -230,7 +230,9 @@ def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
     """What is left of the host bytes without staging."""
     if budgets.host_bytes is None:
         return None
-    rows = budgets.max_batch_size or 1
+    request = workload.pages(workload.usual_seq_len) * page_bytes(workload)
+    rows = max(1, budgets.host_bytes // request)  # the host holds no more
+    rows = min(rows, budgets.max_batch_size or rows)
     return max(0, budgets.host_bytes - workload.num_batches * staging_bytes(workload, rows))
 
 

@@ -30,6 +30,7 @@ from sparse_kvcm.sizing.buffers import (
 from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
 
 GPU_LEVEL = 0
+HOST_LEVEL = 1
 # Parts that grow with the batch and are no pools, in the order of reports.
 FIXED_PARTS = ("arena", "entries", "batch buffers", "attention buffers")
 
@@ -91,14 +92,21 @@ class DeviceSizing:
     @property
     def pool_bytes(self) -> int:
         """What the pools will take of their quota."""
-        if self.layout is None:
+        return self._level_bytes(GPU_LEVEL)
+
+    @property
+    def host_cache_bytes(self) -> int:
+        """What pages of suspended requests will take of the host."""
+        return self._level_bytes(HOST_LEVEL)
+
+    def _level_bytes(self, level: int) -> int:
+        if self.storage is None or self.layout is None or level >= self.layout.num_levels:
             return 0
-        slots = self.layout.slots_for_quota(GPU_LEVEL, self.pool_quota)
-        groups = self.layout.pool_groups
+        slots = self.layout.slots_for_quota(level, self.storage.cache_tiers[level].quota)
         return sum(
             self.layout.get_num_bytes(index, slots[index])
-            for index, group in enumerate(groups)
-            if group.level == GPU_LEVEL
+            for index, group in enumerate(self.layout.pool_groups)
+            if group.level == level
         )
 
     @property
@@ -196,8 +204,11 @@ def _pool_config(
         constraints += [workload.decode_step(batch, usual), sampled]
     else:
         constraints += [pool_batch]
+    tiers = [CacheTierConfig(CacheTier.GPU_MEM, quota)]
+    if workload.host_cache_size:
+        tiers.append(CacheTierConfig(CacheTier.HOST_MEM, workload.host_cache_size))
     return StorageConfig(
-        cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, quota)],
+        cache_tiers=tiers,
         layers=_pool_layers(workload, offload=offload),
         constraints=constraints,
         typical_step=sampled,

@@ -41,6 +41,8 @@ class Workload:
         Cached slots of a lease in selections.
     max_util_for_resume : float
         The most of a pool that requests may take when one resumes.
+    host_cache_size : int
+        Host bytes for pages of suspended requests; 0 = none.
     num_batches : int
         Batches at a time: each has its own buffers. 2 with an overlap scheduler.
     device : str
@@ -54,6 +56,7 @@ class Workload:
     tokens_per_block: int = 0
     gpu_cache_factor: float = 2.0
     max_util_for_resume: float = 0.97
+    host_cache_size: int = 0
     num_batches: int = 1
     device: str = "cpu"
 
