@@ -29,7 +29,7 @@ def planned(sizing: Any) -> dict[str, int]:
 
 
 def check_refusal(message: str) -> None:
-    fields = ("max_batch_size", "host_history_size", "host memory", "host_cache_size")
+    fields = ("max_batch_size", "host_history_size", "host memory", "host_cache_size", "budget")
     assert any(f"{field} must be " in message for field in fields), message
     assert "got " in message
 
@@ -48,6 +48,7 @@ GEOMETRIES = [
 def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
     """A configuration, a model and a machine, which has `plenty` of everything or anything."""
     longest = draw(st.sampled_from([1, 63, 64, 65, 128, 129, 1000, 2048]))
+    geometry = draw(st.sampled_from(GEOMETRIES))
     sizes = st.sampled_from([24 * MIB, 48 * MIB]) if plenty else st.integers(1, 48 * MIB)
     config = worker_config(
         draw(st.integers(1, 9)),
@@ -56,6 +57,7 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
             "gpu_cache_factor": draw(st.sampled_from([1, 1.5, 2, 4])),
             "host_history_size": draw(st.none() | sizes),
         },
+        algorithm=geometry.algorithm,
         avg_seq_len=draw(st.none() | st.integers(1, longest)),
         index_dtype=draw(st.sampled_from(["fp8", "bf16", "mxfp4"])),
         dtype=draw(st.sampled_from(["fp8", "bf16"])),
@@ -66,7 +68,7 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))
     budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
     memory = HostMemory({"MemAvailable": host})
-    return config, draw(st.sampled_from(GEOMETRIES)), machine(budget, memory)
+    return config, geometry, machine(budget, memory)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -147,13 +149,31 @@ def test_a_batch_that_the_device_cannot_hold_names_the_one_that_fits() -> None:
     assert "max_batch_size must be <= " in message
     assert "got 1000" in message
     assert "arena binds: lower gpu_cache_factor or raise the device budget" in message
-    fits = int(message.split("max_batch_size must be <= ")[1].split()[0])
-    assert size_worker(worker_config(fits), big, machine(32 * MIB)).capacity.batch == fits
+    seats = int(message.split("max_batch_size must be <= ")[1].split()[0])
+    fits = int(message.split("; ")[1].split(" requests fit")[0])
+    sizing = size_worker(worker_config(seats), big, machine(32 * MIB))
+    assert sizing.capacity.batch == fits < seats
+    with pytest.raises(kvcm.InvalidArgument, match=f"<= {seats} "):
+        size_worker(worker_config(seats + 1), big, machine(32 * MIB))
+
+
+def test_a_budget_that_is_too_small_for_one_request_names_what_one_needs() -> None:
+    with pytest.raises(kvcm.InvalidArgument) as error:
+        size_worker(worker_config(1), tiny_dsa(), machine(1000))
+    needed = int(str(error.value).split("the device budget must be >= ")[1].split()[0])
+    size_worker(worker_config(1), tiny_dsa(), machine(needed))
+    with pytest.raises(kvcm.InvalidArgument, match=f"must be >= {needed} B"):
+        size_worker(worker_config(1), tiny_dsa(), machine(needed - 1))
 
 
 def test_a_budget_of_the_configuration_lowers_the_machine_s() -> None:
     sizing = size_worker(worker_config(max_gpu_total_bytes="24MB"), tiny_dsa(), machine(64 * MIB))
     assert 20_000_000 < sizing.device.total_bytes <= 24_000_000
+
+
+def test_another_model_s_algorithm_is_refused() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match="algorithm must be deepseek_v4 .*, got dsa"):
+        size_worker(worker_config(), tiny_v4(), machine())
 
 
 def test_gates_come_before_sizes() -> None:

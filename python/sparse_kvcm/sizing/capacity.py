@@ -72,7 +72,7 @@ def find_capacity(
     share = size_device(workload, budget, max(1, device), offload=offload)
     arena_binds = offload and share.fixed_bytes >= share.pool_floor
     if offload:
-        limits["arena"] = device if arena_binds else _arena_batch(workload, budget, most)
+        limits["arena"] = device if arena_binds else _seats(workload, budget, most, offload=True)
     limits["device pools"] = _pool_batch(workload, budget, most, offload=offload)
     limits["arena" if arena_binds else "device pools"] = device
     if offload and host_bytes is not None:
@@ -103,20 +103,25 @@ def check_fits(sizing: DeviceSizing, host: HostSizing | None) -> None:
     Raises
     ------
     InvalidArgument
-        Naming the limit that binds and the batch that fits.
+        Naming the largest max_batch_size that can be seated, the limit that binds and the batch
+        that fits, or the budget that one request needs.
     """
     if sizing.fits:
         return
+    workload, budget, offload = sizing.workload, sizing.budget, sizing.offload
+    seats = _seats(workload, budget, sizing.batch, offload=offload)
+    if seats == 0:
+        raise InvalidArgument(
+            f"[size_worker] the device budget must be >= {_least_budget(workload, offload)} B for "
+            f"one request of max_seq_len {workload.max_seq_len}, got {budget}; raise "
+            f"max_gpu_total_bytes, or lower max_seq_len or gpu_cache_factor"
+        )
     host_bytes = None if host is None else host.history_bytes
-    capacity = find_capacity(
-        sizing.workload, sizing.budget, offload=sizing.offload, host_bytes=host_bytes
-    )
-    needed = sizing.fixed_bytes + sizing.pool_floor
+    capacity = find_capacity(workload, budget, offload=offload, host_bytes=host_bytes)
     parts = ", ".join(f"{part} {show_bytes(size)}" for part, size in sizing.fixed.items())
     raise InvalidArgument(
-        f"[size_worker] max_batch_size must be <= {capacity.batch} for a device budget of "
-        f"{sizing.budget} B, got {sizing.batch}, which needs {max(needed, sizing.fixed_bytes)} B "
-        f"({parts}, pools {show_bytes(sizing.pool_floor)}); {capacity}"
+        f"[size_worker] max_batch_size must be <= {seats} for a device budget of {budget} B, got "
+        f"{sizing.batch} ({parts}, pools {show_bytes(sizing.pool_floor)} at least); {capacity}"
     )
 
 
@@ -136,15 +141,25 @@ def _host_batch(workload: Workload, host_bytes: int) -> int:
     return pages // workload.pages(workload.usual_seq_len)
 
 
+def _least_budget(workload: Workload, offload: bool) -> int:
+    """Of one request; granules grow with the budget."""
+    budget = 1
+    while True:
+        one = size_device(workload, budget, 1, offload=offload)
+        if one.fits:
+            return budget
+        budget = max(budget + 1, one.fixed_bytes + max(1 << 21, one.pool_floor))
+
+
 def _device_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
     return max_batch(lambda n: size_device(workload, budget, n, offload=offload).fits, most)
 
 
-def _arena_batch(workload: Workload, budget: int, most: int) -> int:
-    """As if pools held one request."""
+def _seats(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
+    """As if the pools had to hold no more than one request."""
     one = workload.decode_step(1, workload.max_seq_len)
     return max_batch(
-        lambda n: size_device(workload, budget, n, offload=True, pool_batch=one).fits, most
+        lambda n: size_device(workload, budget, n, offload=offload, pool_batch=one).fits, most
     )
 
 

@@ -63,6 +63,12 @@ class WorkerSizing:
 def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cpu") -> Workload:
     """The workload that a configuration describes."""
     kv = config.kv_cache_config
+    algorithm = config.sparse_attention_config.algorithm
+    if algorithm != geometry.algorithm:
+        raise InvalidArgument(
+            f"[workload_of] sparse_attention_config.algorithm must be {geometry.algorithm} for "
+            f"{geometry.name}, got {algorithm}"
+        )
     factor = config.sparse_attention_config.kv_cache_offload_config.gpu_cache_factor
     if factor == "auto":
         raise InvalidArgument(
