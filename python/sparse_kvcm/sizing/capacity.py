@@ -66,7 +66,7 @@ def find_capacity(
     max_batch_size : int, optional
         A limit of the operator's.
     """
-    most = _search_limit(budget, max_batch_size)
+    most = _search_limit(workload, budget, max_batch_size)
     device = _device_batch(workload, budget, most, offload=offload)
     limits: dict[str, int] = {}
     share = size_device(workload, budget, max(1, device), offload=offload)
@@ -91,7 +91,7 @@ def fitting_batch(
     max_batch_size: int | None = None,
 ) -> int:
     """The batch of `find_capacity` under offload, without the reasons."""
-    most = _search_limit(budget, max_batch_size)
+    most = _search_limit(workload, budget, max_batch_size)
     batch = min(most, _device_batch(workload, budget, most, offload=True))
     batch = batch if max_batch_size is None else min(batch, max_batch_size)
     return batch if host_bytes is None else min(batch, _host_batch(workload, host_bytes))
@@ -125,13 +125,14 @@ def check_fits(sizing: DeviceSizing, host: HostSizing | None) -> None:
     )
 
 
-def _search_limit(budget: int, max_batch_size: int | None) -> int:
+def _search_limit(workload: Workload, budget: int, max_batch_size: int | None) -> int:
     """One more than the operator's limit, so that it alone is seen to bind."""
     if budget < 1:
         raise InvalidArgument(f"[find_capacity] budget must be >= 1 B, got {budget}")
     if max_batch_size is not None and max_batch_size < 1:
         raise InvalidArgument(f"[find_capacity] max_batch_size must be >= 1, got {max_batch_size}")
-    return MAX_BATCH_SIZE if max_batch_size is None else min(MAX_BATCH_SIZE, max_batch_size + 1)
+    most = min(MAX_BATCH_SIZE, workload.most_leases)
+    return most if max_batch_size is None else min(most, max_batch_size + 1)
 
 
 def _host_batch(workload: Workload, host_bytes: int) -> int:
@@ -152,14 +153,22 @@ def _least_budget(workload: Workload, offload: bool) -> int:
 
 
 def _device_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
-    return max_batch(lambda n: size_device(workload, budget, n, offload=offload).fits, most)
+    def fits(batch: int) -> bool:
+        return size_device(workload, budget, batch, offload=offload).fits
+
+    probe = _probe(workload, budget, offload=offload)
+    return max_batch(fits, most, _hint(budget, probe.fixed_bytes + probe.pool_floor))
 
 
 def _seats(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
     """As if the pools had to hold no more than one request."""
     one = workload.decode_step(1, workload.max_seq_len)
+
+    def fits(batch: int) -> bool:
+        return size_device(workload, budget, batch, offload=offload, pool_batch=one).fits
+
     return max_batch(
-        lambda n: size_device(workload, budget, n, offload=offload, pool_batch=one).fits, most
+        fits, most, _hint(budget, _probe(workload, budget, offload=offload).fixed_bytes)
     )
 
 
@@ -171,4 +180,18 @@ def _pool_batch(workload: Workload, budget: int, most: int, *, offload: bool) ->
         free = size_device(workload, budget + sizing.fixed_bytes, batch, offload=offload)
         return free.fits
 
-    return max_batch(fits, most)
+    return max_batch(
+        fits, most, _hint(budget, _probe(workload, budget, offload=offload).pool_floor)
+    )
+
+
+_PROBED = 64
+
+
+def _probe(workload: Workload, budget: int, *, offload: bool) -> DeviceSizing:
+    """Some batch, whose bytes tell where a search begins."""
+    return size_device(workload, budget, _PROBED, offload=offload)
+
+
+def _hint(budget: int, probed_bytes: int) -> int:
+    return budget * _PROBED // probed_bytes if probed_bytes > 0 else 1
