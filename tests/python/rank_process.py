@@ -45,7 +45,8 @@ def size(rank: int, ranks: TorchRanks, budget: int, host: int, batch: int = 4) -
 
 
 def agree(rank: int, ranks: TorchRanks) -> dict[str, Any]:
-    return size(rank, ranks, (64 + 16 * rank) * MIB, (2 - rank % 2) * GIB, batch=1000)
+    """Rank 0 has the least device memory, in smaller granules than the others."""
+    return size(rank, ranks, (1536 + 1024 * rank) * MIB, (2 - rank % 2) * GIB, batch=1000)
 
 
 def refuse_one(rank: int, ranks: TorchRanks) -> dict[str, Any]:

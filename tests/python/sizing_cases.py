@@ -52,13 +52,17 @@ def small(max_seq_len: int = 1000, **changes: Any) -> Workload:
 
 
 def worker_config(
-    batch: int = 3, max_seq_len: int = 1000, offload: dict[str, Any] | None = None, **kv: Any
+    batch: int = 3,
+    max_seq_len: int = 1000,
+    offload: dict[str, Any] | None = None,
+    algorithm: str = "dsa",
+    **kv: Any,
 ) -> WorkerConfig:
     """An offloading worker that passes all gates."""
     attention = {"enable_kv_cache_offload": True, "kv_cache_offload_config": offload or {}}
     return WorkerConfig.model_validate(
         {
-            "sparse_attention_config": {"algorithm": "dsa", **attention},
+            "sparse_attention_config": {"algorithm": algorithm, **attention},
             "kv_cache_config": {"max_batch_size": batch, "max_seq_len": max_seq_len, **kv},
             "cache_transceiver_config": {"backend": "in_process"},
             "generation_only": True,

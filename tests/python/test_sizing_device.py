@@ -19,7 +19,7 @@ def address(array: Any) -> int:
     return int(np.asarray(array).__array_interface__["data"][0])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 64, 65])
+@pytest.mark.parametrize("rows", [1, 2, 3, 21, 64, 65])
 @pytest.mark.parametrize("length", [65, 1000])
 def test_a_batch_s_bytes_are_those_from_its_first_array_to_its_last(rows: int, length: int) -> None:
     workload = small(length)
@@ -117,7 +117,7 @@ def test_windows_are_held_at_their_widest_for_every_request(length: int, offload
     batch = 100
     sizing = size_device(workload, 64 * GIB, batch, offload=offload)
     assert sizing.layout is not None
-    slots = sizing.layout.slots_for_quota(0, sizing.pool_quota)
+    slots = sizing.layout.min_slots()  # of the smallest budget that holds them
     for group in sizing.layout.layer_groups:
         if group.life_cycle.sliding_window_size in (8, 128):
             assert 2 * batch <= slots[group.pool_group] * workload.max_util_for_resume
@@ -159,7 +159,20 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 8, 9, 100])
 def test_max_batch_finds_the_last_that_fits(most: int) -> None:
-    assert max_batch(lambda n: n <= most, 50) == min(most, 50)
+    for hint in (-1, 0, 1, 2, 8, 9, 49, 50, 51, 10**9):
+        for limit in (0, 1, 2, 50):
+            assert max_batch(lambda n: n <= most, limit, hint) == min(most, limit)
+
+
+def test_a_search_that_begins_near_the_end_is_short() -> None:
+    asked: list[int] = []
+
+    def fits(batch: int) -> bool:
+        asked.append(batch)
+        return batch <= 1500
+
+    assert max_batch(fits, 1 << 20, 1490) == 1500
+    assert len(asked) <= 8
 
 
 def test_a_quota_turned_to_tokens_and_back_is_no_larger() -> None:
@@ -205,3 +218,16 @@ def test_capacity_names_the_limit_that_binds_and_the_batch() -> None:
 def test_a_bad_workload_is_refused_by_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(kvcm.InvalidArgument, match=message):
         small(**({"max_seq_len": 1000} | changes))
+
+
+@pytest.mark.parametrize(
+    ("model", "page"), [("deepseek-v4-flash", 256), ("deepseek-v4-pro", 128), ("glm-5.2", 64)]
+)
+def test_no_length_takes_more_slots_than_the_sampled_one(model: str, page: int) -> None:
+    workload = Workload(load_geometry(model), 33_024, tokens_per_block=page)
+    layout = size_device(workload, GIB, 1, offload=True).layout
+    assert layout is not None
+    most = layout.count_slots(workload.decode_step(1, workload.sampled_length(33_024)))
+    for length in range(33_024 - 2 * page, 33_025):
+        slots = layout.count_slots(workload.decode_step(1, length))
+        assert all(have <= limit for have, limit in zip(slots, most, strict=True)), length

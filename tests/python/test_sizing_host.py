@@ -73,9 +73,10 @@ def test_memlock_counts_at_four_fifths(system: FakeSystem) -> None:
 
 
 def test_an_integrated_gpu_s_budget_is_no_longer_there_for_the_host(system: FakeSystem) -> None:
-    limits = system.limits()
-    assert host_memory(limits=limits, device_quota_on_host=60 * GIB).effective == 40 * GIB
-    assert host_memory(limits=limits, device_quota_on_host=200 * GIB).effective == 0
+    memory = host_memory(2, limits=system.limits())
+    assert memory.without(30 * GIB).effective == 40 * GIB
+    assert memory.without(30 * GIB).per_rank == 20 * GIB
+    assert memory.without(100 * GIB).effective == 0
 
 
 def test_without_any_limit_that_can_be_read_nothing_is_pinned(tmp_path: Path) -> None:

@@ -14,20 +14,22 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, machine, tiny_dsa, tiny_v4, worker_config
 from sparse_kvcm.config import WorkerConfig
-from sparse_kvcm.sizing import HostMemory, allocate, measure, size_worker
+from sparse_kvcm.sizing import HostMemory, Machine, allocate, measure, size_worker
 
 
 def planned(sizing: Any) -> dict[str, int]:
     """The parts of a sizing that `measure` measures."""
     parts = {**sizing.device.fixed, "pools": sizing.device.pool_bytes}
     parts.pop("batch buffers", None)
+    if sizing.device.host_cache_bytes:
+        parts["host cache"] = sizing.device.host_cache_bytes
     if sizing.host is not None:
         parts["host history"] = sizing.host.history_bytes
     return parts
 
 
 def check_refusal(message: str) -> None:
-    fields = ("max_batch_size", "host_history_size", "host memory", "gpu_cache_factor")
+    fields = ("max_batch_size", "host_history_size", "host memory", "host_cache_size", "budget")
     assert any(f"{field} must be " in message for field in fields), message
     assert "got " in message
 
@@ -46,6 +48,7 @@ GEOMETRIES = [
 def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
     """A configuration, a model and a machine, which has `plenty` of everything or anything."""
     longest = draw(st.sampled_from([1, 63, 64, 65, 128, 129, 1000, 2048]))
+    geometry = draw(st.sampled_from(GEOMETRIES))
     sizes = st.sampled_from([24 * MIB, 48 * MIB]) if plenty else st.integers(1, 48 * MIB)
     config = worker_config(
         draw(st.integers(1, 9)),
@@ -54,16 +57,18 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
             "gpu_cache_factor": draw(st.sampled_from([1, 1.5, 2, 4])),
             "host_history_size": draw(st.none() | sizes),
         },
+        algorithm=geometry.algorithm,
         avg_seq_len=draw(st.none() | st.integers(1, longest)),
         index_dtype=draw(st.sampled_from(["fp8", "bf16", "mxfp4"])),
         dtype=draw(st.sampled_from(["fp8", "bf16"])),
         max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0])),
         tokens_per_block=draw(st.sampled_from([None, None, 128, 256])),
+        host_cache_size=draw(st.none() | st.integers(1, 48 * MIB)),
     )
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))
     budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
     memory = HostMemory({"MemAvailable": host})
-    return config, draw(st.sampled_from(GEOMETRIES)), machine(budget, memory)
+    return config, geometry, machine(budget, memory)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -110,6 +115,32 @@ def test_a_resident_worker_allocates_pools_and_tables_alone() -> None:
     assert measure(allocate(sizing)) == planned(sizing)
 
 
+def test_a_host_cache_leaves_less_for_history_and_over_the_limit_is_refused() -> None:
+    memory = HostMemory({"MemAvailable": 128 * MIB})
+    with_cache = worker_config(1 << 10, 5000, host_cache_size=32 * MIB)
+    sizing = size_worker(with_cache, tiny_dsa(), machine(GIB, memory))
+    assert sizing.host is not None
+    assert sizing.device.host_cache_bytes == 32 * MIB
+    assert sizing.host.total_bytes <= (128 - 32) * MIB // 2
+    with pytest.raises(kvcm.InvalidArgument, match="host_cache_size must be <= 134217728 B"):
+        size_worker(
+            worker_config(3, 5000, host_cache_size=160 * MIB), tiny_dsa(), machine(GIB, memory)
+        )
+
+
+def test_an_integrated_gpu_s_budget_is_not_counted_twice() -> None:
+    memory = HostMemory({"MemAvailable": 128 * MIB})
+    for budget, fits in ((64 * MIB, True), (120 * MIB, False)):
+        where = Machine(budget, host=memory, shares_host_memory=True)
+        if fits:
+            sizing = size_worker(worker_config(1 << 9, 5000), tiny_dsa(), where)
+            assert sizing.host is not None
+            assert sizing.host.total_bytes <= 32 * MIB
+        else:
+            with pytest.raises(kvcm.InvalidArgument, match="host memory must be >="):
+                size_worker(worker_config(3, 5000), tiny_dsa(), where)
+
+
 def test_a_batch_that_the_device_cannot_hold_names_the_one_that_fits() -> None:
     big = tiny_dsa(kv_lora_rank=512, qk_rope_head_dim=64)
     with pytest.raises(kvcm.InvalidArgument) as error:
@@ -118,13 +149,31 @@ def test_a_batch_that_the_device_cannot_hold_names_the_one_that_fits() -> None:
     assert "max_batch_size must be <= " in message
     assert "got 1000" in message
     assert "arena binds: lower gpu_cache_factor or raise the device budget" in message
-    fits = int(message.split("max_batch_size must be <= ")[1].split()[0])
-    assert size_worker(worker_config(fits), big, machine(32 * MIB)).capacity.batch == fits
+    seats = int(message.split("max_batch_size must be <= ")[1].split()[0])
+    fits = int(message.split("; ")[1].split(" requests fit")[0])
+    sizing = size_worker(worker_config(seats), big, machine(32 * MIB))
+    assert sizing.capacity.batch == fits < seats
+    with pytest.raises(kvcm.InvalidArgument, match=f"<= {seats} "):
+        size_worker(worker_config(seats + 1), big, machine(32 * MIB))
+
+
+def test_a_budget_that_is_too_small_for_one_request_names_what_one_needs() -> None:
+    with pytest.raises(kvcm.InvalidArgument) as error:
+        size_worker(worker_config(1), tiny_dsa(), machine(1000))
+    needed = int(str(error.value).split("the device budget must be >= ")[1].split()[0])
+    size_worker(worker_config(1), tiny_dsa(), machine(needed))
+    with pytest.raises(kvcm.InvalidArgument, match=f"must be >= {needed} B"):
+        size_worker(worker_config(1), tiny_dsa(), machine(needed - 1))
 
 
 def test_a_budget_of_the_configuration_lowers_the_machine_s() -> None:
     sizing = size_worker(worker_config(max_gpu_total_bytes="24MB"), tiny_dsa(), machine(64 * MIB))
     assert 20_000_000 < sizing.device.total_bytes <= 24_000_000
+
+
+def test_another_model_s_algorithm_is_refused() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match="algorithm must be deepseek_v4 .*, got dsa"):
+        size_worker(worker_config(), tiny_v4(), machine())
 
 
 def test_gates_come_before_sizes() -> None:

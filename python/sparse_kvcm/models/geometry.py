@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sparse_kvcm._core import BufferConfig, InvalidArgument, LayerConfig, UnitLayout
 from sparse_kvcm.models import _dtypes
@@ -28,6 +28,8 @@ class ModelGeometry(ABC):
 
     Attributes
     ----------
+    algorithm : str
+        Of its sparse attention, as in the configuration.
     name : str
         Of the preset or the file.
     num_layers : int
@@ -43,6 +45,8 @@ class ModelGeometry(ABC):
     max_seq_len : int
         Longest sequence that the model takes, in tokens.
     """
+
+    algorithm: ClassVar[str]
 
     name: str
     num_layers: int
@@ -112,6 +116,8 @@ class ModelGeometry(ABC):
 @dataclass(frozen=True)
 class DsaGeometry(ModelGeometry):
     """DeepSeek-V3.2 and GLM-5.x: each layer selects tokens out of its MLA latents."""
+
+    algorithm: ClassVar[str] = "dsa"
 
     kv_lora_rank: int = 512
     qk_rope_head_dim: int = 64
@@ -184,6 +190,8 @@ def _full_indexers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
 @dataclass(frozen=True)
 class DeepSeekV4Geometry(ModelGeometry):
     """DeepSeek-V4: windows, entries of 4 tokens that are selected, entries of 128 that are not."""
+
+    algorithm: ClassVar[str] = "deepseek_v4"
 
     head_dim: int = 512
     qk_rope_head_dim: int = 64

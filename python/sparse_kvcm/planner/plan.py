@@ -17,7 +17,7 @@ from sparse_kvcm.sizing.device import GPU_LEVEL, size_device
 from sparse_kvcm.sizing.host import page_bytes
 from sparse_kvcm.sizing.workload import MAX_CACHED_SLOTS, Workload
 
-FACTOR_GRID = tuple(step / 2 for step in range(2, 17))  # 1 to 8
+FACTOR_GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,9 @@ def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
     """What is left of the host bytes without staging."""
     if budgets.host_bytes is None:
         return None
-    rows = budgets.max_batch_size or 1
+    request = workload.pages(workload.usual_seq_len) * page_bytes(workload)
+    rows = max(1, budgets.host_bytes // request)  # the host holds no more
+    rows = min(rows, budgets.max_batch_size or rows)
     return max(0, budgets.host_bytes - workload.num_batches * staging_bytes(workload, rows))
 
 

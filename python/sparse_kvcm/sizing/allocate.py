@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparse_kvcm._core import Batch, InvalidState, KvCacheManager, Storage
-from sparse_kvcm.sizing.device import GPU_LEVEL
+from sparse_kvcm.sizing.device import GPU_LEVEL, HOST_LEVEL
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
 from sparse_kvcm.sizing.worker import WorkerSizing
 
@@ -71,6 +71,8 @@ def measure(allocation: Allocation) -> dict[str, int]:
     "batch buffers" is left out: a Batch does not tell its bytes.
     """
     parts = {"pools": allocation.storage.get_num_bytes(GPU_LEVEL)}
+    if len(allocation.storage.config.cache_tiers) > HOST_LEVEL:
+        parts["host cache"] = allocation.storage.get_num_bytes(HOST_LEVEL)
     if allocation.manager is not None:
         use = allocation.manager.memory_use()
         parts["arena"] = use.arena_bytes

@@ -66,13 +66,13 @@ def find_capacity(
     max_batch_size : int, optional
         A limit of the operator's.
     """
-    most = _search_limit(budget, max_batch_size)
+    most = _search_limit(workload, budget, max_batch_size)
     device = _device_batch(workload, budget, most, offload=offload)
     limits: dict[str, int] = {}
     share = size_device(workload, budget, max(1, device), offload=offload)
     arena_binds = offload and share.fixed_bytes >= share.pool_floor
     if offload:
-        limits["arena"] = device if arena_binds else _arena_batch(workload, budget, most)
+        limits["arena"] = device if arena_binds else _seats(workload, budget, most, offload=True)
     limits["device pools"] = _pool_batch(workload, budget, most, offload=offload)
     limits["arena" if arena_binds else "device pools"] = device
     if offload and host_bytes is not None:
@@ -91,7 +91,7 @@ def fitting_batch(
     max_batch_size: int | None = None,
 ) -> int:
     """The batch of `find_capacity` under offload, without the reasons."""
-    most = _search_limit(budget, max_batch_size)
+    most = _search_limit(workload, budget, max_batch_size)
     batch = min(most, _device_batch(workload, budget, most, offload=True))
     batch = batch if max_batch_size is None else min(batch, max_batch_size)
     return batch if host_bytes is None else min(batch, _host_batch(workload, host_bytes))
@@ -103,30 +103,36 @@ def check_fits(sizing: DeviceSizing, host: HostSizing | None) -> None:
     Raises
     ------
     InvalidArgument
-        Naming the limit that binds and the batch that fits.
+        Naming the largest max_batch_size that can be seated, the limit that binds and the batch
+        that fits, or the budget that one request needs.
     """
     if sizing.fits:
         return
+    workload, budget, offload = sizing.workload, sizing.budget, sizing.offload
+    seats = _seats(workload, budget, sizing.batch, offload=offload)
+    if seats == 0:
+        raise InvalidArgument(
+            f"[size_worker] the device budget must be >= {_least_budget(workload, offload)} B for "
+            f"one request of max_seq_len {workload.max_seq_len}, got {budget}; raise "
+            f"max_gpu_total_bytes, or lower max_seq_len or gpu_cache_factor"
+        )
     host_bytes = None if host is None else host.history_bytes
-    capacity = find_capacity(
-        sizing.workload, sizing.budget, offload=sizing.offload, host_bytes=host_bytes
-    )
-    needed = sizing.fixed_bytes + sizing.pool_floor
+    capacity = find_capacity(workload, budget, offload=offload, host_bytes=host_bytes)
     parts = ", ".join(f"{part} {show_bytes(size)}" for part, size in sizing.fixed.items())
     raise InvalidArgument(
-        f"[size_worker] max_batch_size must be <= {capacity.batch} for a device budget of "
-        f"{sizing.budget} B, got {sizing.batch}, which needs {max(needed, sizing.fixed_bytes)} B "
-        f"({parts}, pools {show_bytes(sizing.pool_floor)}); {capacity}"
+        f"[size_worker] max_batch_size must be <= {seats} for a device budget of {budget} B, got "
+        f"{sizing.batch} ({parts}, pools {show_bytes(sizing.pool_floor)} at least); {capacity}"
     )
 
 
-def _search_limit(budget: int, max_batch_size: int | None) -> int:
+def _search_limit(workload: Workload, budget: int, max_batch_size: int | None) -> int:
     """One more than the operator's limit, so that it alone is seen to bind."""
     if budget < 1:
         raise InvalidArgument(f"[find_capacity] budget must be >= 1 B, got {budget}")
     if max_batch_size is not None and max_batch_size < 1:
         raise InvalidArgument(f"[find_capacity] max_batch_size must be >= 1, got {max_batch_size}")
-    return MAX_BATCH_SIZE if max_batch_size is None else min(MAX_BATCH_SIZE, max_batch_size + 1)
+    most = min(MAX_BATCH_SIZE, workload.most_leases)
+    return most if max_batch_size is None else min(most, max_batch_size + 1)
 
 
 def _host_batch(workload: Workload, host_bytes: int) -> int:
@@ -136,15 +142,33 @@ def _host_batch(workload: Workload, host_bytes: int) -> int:
     return pages // workload.pages(workload.usual_seq_len)
 
 
+def _least_budget(workload: Workload, offload: bool) -> int:
+    """Of one request; granules grow with the budget."""
+    budget = 1
+    while True:
+        one = size_device(workload, budget, 1, offload=offload)
+        if one.fits:
+            return budget
+        budget = max(budget + 1, one.fixed_bytes + max(1 << 21, one.pool_floor))
+
+
 def _device_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
-    return max_batch(lambda n: size_device(workload, budget, n, offload=offload).fits, most)
+    def fits(batch: int) -> bool:
+        return size_device(workload, budget, batch, offload=offload).fits
+
+    probe = _probe(workload, budget, offload=offload)
+    return max_batch(fits, most, _hint(budget, probe.fixed_bytes + probe.pool_floor))
 
 
-def _arena_batch(workload: Workload, budget: int, most: int) -> int:
-    """As if pools held one request."""
+def _seats(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
+    """As if the pools had to hold no more than one request."""
     one = workload.decode_step(1, workload.max_seq_len)
+
+    def fits(batch: int) -> bool:
+        return size_device(workload, budget, batch, offload=offload, pool_batch=one).fits
+
     return max_batch(
-        lambda n: size_device(workload, budget, n, offload=True, pool_batch=one).fits, most
+        fits, most, _hint(budget, _probe(workload, budget, offload=offload).fixed_bytes)
     )
 
 
@@ -156,4 +180,18 @@ def _pool_batch(workload: Workload, budget: int, most: int, *, offload: bool) ->
         free = size_device(workload, budget + sizing.fixed_bytes, batch, offload=offload)
         return free.fits
 
-    return max_batch(fits, most)
+    return max_batch(
+        fits, most, _hint(budget, _probe(workload, budget, offload=offload).pool_floor)
+    )
+
+
+_PROBED = 64
+
+
+def _probe(workload: Workload, budget: int, *, offload: bool) -> DeviceSizing:
+    """Some batch, whose bytes tell where a search begins."""
+    return size_device(workload, budget, _PROBED, offload=offload)
+
+
+def _hint(budget: int, probed_bytes: int) -> int:
+    return budget * _PROBED // probed_bytes if probed_bytes > 0 else 1

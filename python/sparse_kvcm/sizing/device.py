@@ -30,6 +30,7 @@ from sparse_kvcm.sizing.buffers import (
 from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
 
 GPU_LEVEL = 0
+HOST_LEVEL = 1
 # Parts that grow with the batch and are no pools, in the order of reports.
 FIXED_PARTS = ("arena", "entries", "batch buffers", "attention buffers")
 
@@ -91,14 +92,21 @@ class DeviceSizing:
     @property
     def pool_bytes(self) -> int:
         """What the pools will take of their quota."""
-        if self.layout is None:
+        return self._level_bytes(GPU_LEVEL)
+
+    @property
+    def host_cache_bytes(self) -> int:
+        """What pages of suspended requests will take of the host."""
+        return self._level_bytes(HOST_LEVEL)
+
+    def _level_bytes(self, level: int) -> int:
+        if self.storage is None or self.layout is None or level >= self.layout.num_levels:
             return 0
-        slots = self.layout.slots_for_quota(GPU_LEVEL, self.pool_quota)
-        groups = self.layout.pool_groups
+        slots = self.layout.slots_for_quota(level, self.storage.cache_tiers[level].quota)
         return sum(
             self.layout.get_num_bytes(index, slots[index])
-            for index, group in enumerate(groups)
-            if group.level == GPU_LEVEL
+            for index, group in enumerate(self.layout.pool_groups)
+            if group.level == level
         )
 
     @property
@@ -145,12 +153,30 @@ def size_device(
     return DeviceSizing(workload, offload, batch, budget, fixed, engine, storage)
 
 
-def max_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH_SIZE) -> int:
-    """The largest batch that fits, at most `limit`; 0 if none does. `fits` must be monotonic."""
-    low, high = 0, 1
-    while high <= limit and fits(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
+def max_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH_SIZE, hint: int = 1) -> int:
+    """The largest batch that fits, at most `limit`; 0 if none does.
+
+    `fits` must be monotonic. The search begins at `hint`, and is short if that is near.
+    """
+    if limit < 1:
+        return 0
+    low, high = 0, limit + 1  # the largest known to fit, the least known not to
+    size = min(max(1, hint), limit)
+    step = max(1, size // 64)
+    if fits(size):
+        low = size
+        while low + step < high:
+            if not fits(low + step):
+                high = low + step
+                break
+            low, step = low + step, 2 * step
+    else:
+        high = size
+        while high - step > low:
+            if fits(high - step):
+                low = high - step
+                break
+            high, step = high - step, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -189,15 +215,14 @@ def _pool_config(
     workload: Workload, quota: int, batch: int, *, offload: bool, pool_batch: BatchDesc | None
 ) -> StorageConfig:
     """Pools on the device. A decode worker's typical step has no context in it."""
-    usual = workload.usual_seq_len
-    sampled = workload.decode_step(batch, workload.sampled_length(usual))
+    sampled = workload.decode_step(batch, workload.sampled_length(workload.usual_seq_len))
     constraints = [workload.decode_step(1, workload.max_seq_len)]
-    if pool_batch is None:
-        constraints += [workload.decode_step(batch, usual), sampled]
-    else:
-        constraints += [pool_batch]
+    constraints.append(sampled if pool_batch is None else pool_batch)
+    tiers = [CacheTierConfig(CacheTier.GPU_MEM, quota)]
+    if workload.host_cache_size:
+        tiers.append(CacheTierConfig(CacheTier.HOST_MEM, workload.host_cache_size))
     return StorageConfig(
-        cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, quota)],
+        cache_tiers=tiers,
         layers=_pool_layers(workload, offload=offload),
         constraints=constraints,
         typical_step=sampled,

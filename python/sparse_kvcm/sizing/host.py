@@ -17,10 +17,10 @@ from sparse_kvcm._core import (
 )
 from sparse_kvcm.byte_counts import show_bytes
 from sparse_kvcm.sizing.buffers import staging_bytes
+from sparse_kvcm.sizing.device import HOST_LEVEL
 from sparse_kvcm.sizing.host_memory import HostMemory
 from sparse_kvcm.sizing.workload import Workload
 
-HOST_LEVEL = 1
 FUNCTION = "size_host"
 
 

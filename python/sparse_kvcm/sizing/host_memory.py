@@ -46,6 +46,12 @@ class HostMemory:
         """The most that a rank pins of itself."""
         return int(self.per_rank * AUTOMATIC_SHARE)
 
+    def without(self, rank_bytes: int) -> HostMemory:
+        """What is left when each rank pins so many bytes for something else."""
+        taken = rank_bytes * self.local_ranks
+        terms = {name: max(0, left - taken) for name, left in self.terms.items()}
+        return HostMemory(terms, self.local_ranks)
+
     @property
     def advice(self) -> str:
         """What raises the least term."""
@@ -56,9 +62,7 @@ class HostMemory:
         return "free memory or use a machine with more"
 
 
-def host_memory(
-    local_ranks: int = 1, *, limits: HostLimits | None = None, device_quota_on_host: int = 0
-) -> HostMemory:
+def host_memory(local_ranks: int = 1, *, limits: HostLimits | None = None) -> HostMemory:
     """Measure what may be pinned.
 
     Parameters
@@ -67,9 +71,6 @@ def host_memory(
         Ranks that share this machine.
     limits : HostLimits, optional
         What to go by; read from the system without it.
-    device_quota_on_host : int
-        On an integrated GPU, whose memory is the host's: the bytes of device budget, all ranks
-        together, which are no longer there for the host.
 
     Raises
     ------
@@ -84,7 +85,6 @@ def host_memory(
         terms["MemAvailable"] = limits.available
     if limits.group_left is not None:
         terms[f"control group {limits.group}"] = limits.group_left
-    terms = {name: max(0, left - device_quota_on_host) for name, left in terms.items()}
     if limits.memlock is not None:
         terms["0.8 x RLIMIT_MEMLOCK"] = int(limits.memlock * MEMLOCK_SHARE)
     return HostMemory(terms, local_ranks)

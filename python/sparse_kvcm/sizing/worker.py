@@ -28,12 +28,20 @@ class Machine:
         Of the GPU; None on the CPU.
     host : HostMemory, optional
         Measured where it is needed without it.
+    shares_host_memory : bool
+        An integrated GPU: the device budget is no longer there for the host.
     """
 
     device_budget: int
     device: str = "cpu"
     compute_capability: tuple[int, int] | None = None
     host: HostMemory | None = None
+    shares_host_memory: bool = False
+
+    def host_memory(self, local_ranks: int, budget: int) -> HostMemory:
+        """What the host has besides `budget` bytes of device memory of each rank."""
+        memory = self.host or host_memory(local_ranks)
+        return memory.without(budget) if self.shares_host_memory else memory
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,12 @@ class WorkerSizing:
 def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cpu") -> Workload:
     """The workload that a configuration describes."""
     kv = config.kv_cache_config
+    algorithm = config.sparse_attention_config.algorithm
+    if algorithm != geometry.algorithm:
+        raise InvalidArgument(
+            f"[workload_of] sparse_attention_config.algorithm must be {geometry.algorithm} for "
+            f"{geometry.name}, got {algorithm}"
+        )
     factor = config.sparse_attention_config.kv_cache_offload_config.gpu_cache_factor
     if factor == "auto":
         raise InvalidArgument(
@@ -70,6 +84,7 @@ def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cp
         kv.tokens_per_block or 0,
         factor,
         kv.max_util_for_resume,
+        kv.host_cache_size or 0,
         device=device,
     )
 
@@ -118,8 +133,17 @@ def _size_rank(
         workload, budget, kv.max_batch_size, offload=config.offloads, pool_batch=one
     )
     host = None
+    cache = device.host_cache_bytes
+    if cache or config.offloads:
+        memory = machine.host_memory(config.local_ranks, budget)
+        if cache > memory.per_rank:
+            raise InvalidArgument(
+                f"[size_worker] host_cache_size must be <= {memory.per_rank} B, what "
+                f"{memory.binding} leaves to each of {memory.local_ranks} local ranks, got "
+                f"{kv.host_cache_size}, which takes {cache} B; {memory.advice}, or lower it"
+            )
+        memory = memory.without(cache)
     if config.offloads:
-        memory = machine.host or host_memory(config.local_ranks)
         size = config.sparse_attention_config.kv_cache_offload_config.host_history_size
         host = size_host(workload, kv.max_batch_size, memory, host_history_size=size)
     check_fits(device, host)

@@ -19,6 +19,7 @@ from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 FUNCTION = "Workload"
 MAX_UNITS = 2**24 - 1
 MAX_CACHED_SLOTS = 65_535
+MAX_SLOTS = 2**31 - 1
 MAX_BATCH_SIZE = 1 << 20
 
 
@@ -41,6 +42,8 @@ class Workload:
         Cached slots of a lease in selections.
     max_util_for_resume : float
         The most of a pool that requests may take when one resumes.
+    host_cache_size : int
+        Host bytes for pages of suspended requests; 0 = none.
     num_batches : int
         Batches at a time: each has its own buffers. 2 with an overlap scheduler.
     device : str
@@ -54,6 +57,7 @@ class Workload:
     tokens_per_block: int = 0
     gpu_cache_factor: float = 2.0
     max_util_for_resume: float = 0.97
+    host_cache_size: int = 0
     num_batches: int = 1
     device: str = "cpu"
 
@@ -103,6 +107,11 @@ class Workload:
         pages = math.ceil(self.max_units / self.units_per_page)
         return min((self.cached_slots + self.window_slots) // self.units_per_page, pages)
 
+    @property
+    def most_leases(self) -> int:
+        """Leases whose slots, and those of the trash page, have numbers of 31 bits."""
+        return (MAX_SLOTS // self.units_per_page - 1) // self.lease_pages
+
     def pages(self, tokens: int) -> int:
         """History pages of a request of so many tokens."""
         return math.ceil(tokens / self.tokens_per_block)
@@ -136,7 +145,8 @@ class Workload:
         """The first token of the last page of a request.
 
         It has as many pages of full history as the whole request, and its windows have just begun
-        another page: they are at their widest, which the last token of a page would miss.
+        another page: they are at their widest, which the last token of a page would miss. So a
+        batch that fits at this length fits at the whole one.
         """
         return (self.pages(tokens) - 1) * self.tokens_per_block + 1
 
