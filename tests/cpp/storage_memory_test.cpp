@@ -1,4 +1,6 @@
 // The host memory of a storage: how much of it is touched, what it is told, who is refused.
+#include <sys/resource.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,7 +24,7 @@ constexpr std::int64_t kPageBytes = 8 * 1024;  // of one group
 StorageConfig two_pools(std::int64_t host_quota, std::optional<std::int32_t> max_pages) {
   StorageConfig config = small_config({sparse_layer(0, kPageBytes), sparse_layer(1, kPageBytes)});
   config.tokens_per_block = 8;
-  config.cache_tiers.push_back({CacheTier::kHostMem, host_quota, 64 * kGiB});
+  config.cache_tiers.push_back({CacheTier::kHostMem, host_quota, 0});
   config.selection_groups = {{{0}, 4, UnitLayout({1024})}, {{1}, 4, UnitLayout({1024})}};
   config.max_host_pages = max_pages;
   return config;
@@ -97,6 +99,26 @@ TEST(StorageMemoryTest, WhatTheMachineDoesNotHaveIsRefusedByNameAndNothingChange
   EXPECT_EQ(storage.get_quota(kSparseHistoryLevel), 8 * kMiB);
   storage.wait_usable(kSparseHistoryLevel);
   EXPECT_EQ(host(storage).free, 512);
+}
+
+TEST(StorageMemoryTest, TheAddressSpaceLimitIsNamed) {
+  {
+    const Storage first(two_pools(8 * kMiB, {}));
+  }  // maps what it maps for itself
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = mapped_bytes() + 16 * kMiB;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  std::string text;
+  try {
+    const Storage refused(two_pools(32 * kMiB, {}));
+  } catch (const HostMemoryError& error) {
+    text = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  const std::string limit = "RLIMIT_AS (ulimit -v) is " + std::to_string(tight.rlim_cur) + " B";
+  EXPECT_NE(text.find(limit), std::string::npos) << text;
 }
 
 TEST(StorageMemoryTest, WarningsAreKeptOnce) {

@@ -143,7 +143,7 @@ def forward(model, ids, mask, cache, **options):
     """One forward with a cache; the logits of the last position, on the CPU."""
     options[cache_argument(model)] = cache
     with torch.no_grad():
-        ids, mask = ids.to(model.device), mask.to(model.device)
+        ids, mask = ids.to(model.device), None if mask is None else mask.to(model.device)
         output = model(input_ids=ids, attention_mask=mask, use_cache=True, **options)
         return output.logits[:, -1].cpu()
 
