@@ -8,11 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "backend/backend.hpp"
 #include "bench.hpp"
 #include "core/check.hpp"
+#include "core/host_advice.hpp"
 #include "core/host_limits.hpp"
-#include "core/host_mapping.hpp"
+#include "sparse_kvcm/storage.hpp"
 
 namespace sparse_kvcm::bench {
 namespace {
@@ -55,10 +55,19 @@ double touch_rate(std::size_t bytes) {
   return static_cast<double>(bytes) / seconds;
 }
 
-double pin_rate(Backend& backend, std::size_t bytes) {
+// Of host history as a manager makes it.
+double pin_rate(Device device, std::size_t bytes) {
+  StorageConfig config;
+  config.device = device;
+  config.cache_tiers = {{CacheTier::kGpuMem, 1, 0},
+                        {CacheTier::kHostMem, static_cast<std::int64_t>(bytes), 0}};
+  const UnitLayout layout({576});
+  config.layers = {{0, {{"KEY", layout.page_bytes(64), {}, true}}, {}, {}}};
+  config.selection_groups = {{{0}, 64, layout}};
   const auto begin = Clock::now();
-  const BufferPtr buffer = backend.allocate_pinned(bytes);
-  return static_cast<double>(bytes) / seconds_since(begin);
+  const Storage storage(config, {StorageFill::kAtOnce, nullptr, "benchmark"});
+  const double seconds = seconds_since(begin);
+  return static_cast<double>(storage.get_num_bytes(kSparseHistoryLevel)) / seconds;
 }
 
 template <class Call>
@@ -81,15 +90,15 @@ const Registration k64GiB("pin", "64gib", [](Context& context) {
   context.require(DeviceKind::kCuda);
   require_memory(72 * kGiB);  // with some to spare for the rest of the machine
   const double limit = touch_rate(16 * kGiB);
-  return rate_gb_per_s(pin_rate(*backend_for(context.device()), 64 * kGiB), limit);
+  return rate_gb_per_s(pin_rate(context.device(), 64 * kGiB), limit);
 });
 
 const Registration k256MiB("pin", "map_256mib", [](Context& context) {
   context.require(DeviceKind::kCpu);
   constexpr int kCalls = 9;
   const double limit = median_rate(kCalls, [] { return touch_rate(256 * kMiB); });
-  Backend& backend = *backend_for(context.device());
-  return rate_gb_per_s(median_rate(kCalls, [&] { return pin_rate(backend, 256 * kMiB); }), limit);
+  return rate_gb_per_s(median_rate(kCalls, [&] { return pin_rate(context.device(), 256 * kMiB); }),
+                       limit);
 });
 
 }  // namespace

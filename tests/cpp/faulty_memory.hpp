@@ -1,9 +1,14 @@
 // Virtual memory that notes its calls and fails on demand, over the CPU's.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -19,6 +24,8 @@ struct MemoryLog {
   std::string calls;            // m: map, u: unmap, f: fill, s: synchronize; one letter per call
   std::int64_t maps_left = -1;  // the map after so many more fails, once; -1 = none
   std::int64_t mapped = 0;      // granules
+  std::mutex mutex;             // of what is open
+  std::map<std::uintptr_t, std::size_t> open;
 };
 
 class FaultyMemory final : public MemoryDriver {
@@ -45,9 +52,24 @@ class FaultyMemory final : public MemoryDriver {
     ++log_->mapped;
   }
   void unmap(std::byte* address, std::size_t bytes) noexcept override {
+    const auto end = reinterpret_cast<std::uintptr_t>(address) + bytes;
+    const auto open = log_->open.lower_bound(end - bytes);
+    EXPECT_TRUE(open == log_->open.end() || open->first >= end) << "unmapped while open";
     real_->unmap(address, bytes);
     log_->calls += 'u';
     --log_->mapped;
+  }
+  // No page of the system is ever opened twice: a driver refuses to pin it again.
+  void note_open(std::uintptr_t begin, std::size_t bytes) {
+    const std::lock_guard lock(log_->mutex);
+    EXPECT_EQ(begin % granularity(), 0U);
+    const auto next = log_->open.lower_bound(begin);
+    EXPECT_TRUE(next == log_->open.end() || next->first >= begin + bytes);
+    if (next != log_->open.begin()) {
+      const auto& [before, size] = *std::prev(next);
+      EXPECT_LE(before + size, begin);
+    }
+    log_->open.emplace(begin, bytes);
   }
   void announce(std::byte* address, std::size_t bytes) override { real_->announce(address, bytes); }
   void touch(std::byte* address, std::size_t bytes) override {
@@ -56,9 +78,14 @@ class FaultyMemory final : public MemoryDriver {
   void open(std::byte* address, std::size_t bytes) override {
     if (on_fill) return on_fill();
     real_->open(address, bytes);
+    note_open(reinterpret_cast<std::uintptr_t>(address), bytes);
   }
   void close(std::byte* address, std::size_t bytes) noexcept override {
     real_->close(address, bytes);
+    const std::lock_guard lock(log_->mutex);
+    if (on_fill) return;
+    EXPECT_EQ(log_->open[reinterpret_cast<std::uintptr_t>(address)], bytes);
+    log_->open.erase(reinterpret_cast<std::uintptr_t>(address));
   }
   [[nodiscard]] std::size_t most_opened() const override { return std::size_t{1} << 30; }
   void synchronize() override { log_->calls += 's'; }

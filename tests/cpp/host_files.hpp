@@ -7,9 +7,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -62,5 +65,47 @@ inline std::size_t resident_bytes(std::byte* data, std::size_t bytes) {
   const auto count = std::count_if(pages.begin(), pages.end(), [](auto p) { return p & 1; });
   return static_cast<std::size_t>(count) * system_page();
 }
+
+// The flags of the mapping that holds `data`.
+inline std::string vm_flags(const std::byte* data) {
+  std::ifstream smaps("/proc/self/smaps");
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::istringstream words(line);
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    if (words >> std::hex >> begin >> dash >> end && dash == '-') {
+      inside = begin <= address && address < end;
+    } else if (inside && line.starts_with("VmFlags:")) {
+      return line + " ";
+    }
+  }
+  return "";
+}
+
+// Sets SPARSE_KVCM_THP, or unsets it, for as long as it lives.
+class Environment {
+ public:
+  explicit Environment(const char* value) {
+    const char* const before = std::getenv(kName);
+    if (before != nullptr) before_ = before;
+    set(value);
+  }
+  ~Environment() { set(before_ ? before_->c_str() : nullptr); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  static constexpr const char* kName = "SPARSE_KVCM_THP";
+  static void set(const char* value) {
+    if (value == nullptr) {
+      unsetenv(kName);
+    } else {
+      setenv(kName, value, 1);
+    }
+  }
+  std::optional<std::string> before_;
+};
 
 }  // namespace sparse_kvcm::testing

@@ -36,47 +36,6 @@ std::string error_of(std::size_t bytes) {
   return "";
 }
 
-// The flags of the mapping that holds `data`.
-std::string vm_flags(const std::byte* data) {
-  std::ifstream smaps("/proc/self/smaps");
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  bool inside = false;
-  for (std::string line; std::getline(smaps, line);) {
-    std::istringstream words(line);
-    std::uintptr_t begin = 0, end = 0;
-    char dash = 0;
-    if (words >> std::hex >> begin >> dash >> end && dash == '-') {
-      inside = begin <= address && address < end;
-    } else if (inside && line.starts_with("VmFlags:")) {
-      return line + " ";
-    }
-  }
-  return "";
-}
-
-class Environment {
- public:
-  explicit Environment(const char* value) {
-    const char* const before = std::getenv(kName);
-    if (before != nullptr) before_ = before;
-    set(value);
-  }
-  ~Environment() { set(before_ ? before_->c_str() : nullptr); }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  static constexpr const char* kName = "SPARSE_KVCM_THP";
-  static void set(const char* value) {
-    if (value == nullptr) {
-      unsetenv(kName);
-    } else {
-      setenv(kName, value, 1);
-    }
-  }
-  std::optional<std::string> before_;
-};
-
 TEST(HostMappingTest, MapsWholePagesOfItsSizeAndNoMore) {
   for (const std::size_t bytes : kSizes) {
     const std::size_t before = mapped_bytes();

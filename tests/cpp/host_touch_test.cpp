@@ -54,6 +54,7 @@ TEST(HostTouchTest, EveryByteOfEveryPartIsTouchedOnceInPieces) {
 TEST(HostTouchTest, ReportsEveryPieceInOrderOnTheCallersThreadWhateverIsTouchedFirst) {
   const std::vector<MemoryPart> parts{{address(4096), 2 * kPiece}, {address(1UL << 40), 5}};
   std::atomic<bool> last = false;
+  std::atomic<bool> first = false;
   const bool alone = std::thread::hardware_concurrency() < 2;
   std::vector<std::size_t> reports;
   const auto caller = std::this_thread::get_id();
@@ -62,8 +63,10 @@ TEST(HostTouchTest, ReportsEveryPieceInOrderOnTheCallersThreadWhateverIsTouchedF
       [&](std::byte* data, std::size_t) {
         if (data == address(4096 + kPiece)) last = true;
         while (data == address(4096) && !last && !alone) std::this_thread::yield();
+        if (data == address(4096)) first = true;
       },
       [&](std::size_t done) {
+        EXPECT_TRUE(first);
         EXPECT_EQ(std::this_thread::get_id(), caller);
         reports.push_back(done);
       });

@@ -167,6 +167,45 @@ TEST_P(MappedRangeTest, KernelsReachPinnedMemoryAcrossGranules) {
   EXPECT_EQ(std::memcmp(pinned->data(), unit.data(), unit.size()), 0);
 }
 
+// On a GPU: pieces that lie side by side within a granule are registered one by one.
+TEST_P(MappedRangeTest, AGranuleThatWasFilledInPartIsFilledOn) {
+  const auto range = make(MemoryKind::kPinned);
+  const std::size_t page = backend_->memory_driver(MemoryKind::kPinned)->granularity();
+  std::uint8_t mark = 0;
+  for (const std::size_t used : {page, 2 * page, kGranule + page, 3 * kGranule}) {
+    range->resize((used + kGranule - 1) / kGranule * kGranule, used);
+    range->start_filling();
+    range->wait_usable(kReserved);
+    EXPECT_EQ(range->usable_bytes(), used);
+    write(*range, used - 64, ++mark);
+    EXPECT_EQ(read(*range, used - 64), all(mark));
+  }
+  EXPECT_EQ(read(*range, page - 64), all(1));
+  range->resize(kGranule);
+  EXPECT_EQ(range->usable_bytes(), kGranule);
+  EXPECT_EQ(read(*range, 2 * page - 64), all(2));
+}
+
+// What a manager's pools are: one granule of exactly their size, opened in chunks of several slots.
+TEST_P(MappedRangeTest, AFixedRangeIsFilledAtOnceInChunksOfItsOwn) {
+  constexpr std::size_t kWhole = 3 * kGranule + 8192;
+  MappedRange range(backend_->memory_driver(MemoryKind::kPinned), nullptr, kWhole, kWhole,
+                    kGranule + 4096);
+  range.resize(kWhole, kWhole - 100);
+  fill_ranges(std::vector<MappedRange*>{&range}, [](std::size_t, std::size_t) {});
+  EXPECT_EQ(range.usable_bytes(), kWhole - 100);
+  const std::vector<std::uint8_t> unit(80, 9);
+  const BufferPtr arena = backend_->allocate_device(4 * 80);
+  const Upload upload{arena->device_data(), unit.data(), unit.size()};
+  backend_->upload({&upload, 1}, 0);
+  const ops::Piece piece{arena->device_data(), 4 * 80, 80, 0};
+  const ops::GroupMemory group{{&piece, 1}, range.address(), 80, kWhole / 320, 4, 4};
+  const ops::UnitMove out{(kGranule + 4096) / 80, 0};  // across the border of two chunks
+  backend_->move_units({{&out, 1}, {&group, 1}, ops::MoveDirection::kArenaToHost}, 0);
+  backend_->synchronize(*backend_->record(0));
+  EXPECT_EQ(std::memcmp(range.address() + out.host_unit * 80, unit.data(), unit.size()), 0);
+}
+
 TEST_P(MappedRangeTest, AGranuleMayBeLargerThanTheDriverNeeds) {
   for (const MemoryKind kind : kKinds) {
     MappedRange range(backend_->memory_driver(kind), std::make_shared<Filler>(1), 16 * kGranule,

@@ -1,12 +1,17 @@
 // The host memory of a storage: how much of it is touched, what it is told, who is refused.
+#include <sys/resource.h>
+
 #include <cstdint>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "faulty_backend.hpp"
+#include "faulty_memory.hpp"
 #include "host_files.hpp"
 #include "sparse_kvcm/error.hpp"
 #include "sparse_kvcm/request_pages.hpp"
@@ -22,7 +27,7 @@ constexpr std::int64_t kPageBytes = 8 * 1024;  // of one group
 StorageConfig two_pools(std::int64_t host_quota, std::optional<std::int32_t> max_pages) {
   StorageConfig config = small_config({sparse_layer(0, kPageBytes), sparse_layer(1, kPageBytes)});
   config.tokens_per_block = 8;
-  config.cache_tiers.push_back({CacheTier::kHostMem, host_quota, 64 * kGiB});
+  config.cache_tiers.push_back({CacheTier::kHostMem, host_quota, 0});
   config.selection_groups = {{{0}, 4, UnitLayout({1024})}, {{1}, 4, UnitLayout({1024})}};
   config.max_host_pages = max_pages;
   return config;
@@ -99,6 +104,26 @@ TEST(StorageMemoryTest, WhatTheMachineDoesNotHaveIsRefusedByNameAndNothingChange
   EXPECT_EQ(host(storage).free, 512);
 }
 
+TEST(StorageMemoryTest, TheAddressSpaceLimitIsNamed) {
+  {
+    const Storage first(two_pools(8 * kMiB, {}));
+  }  // maps what it maps for itself
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = mapped_bytes() + 16 * kMiB;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  std::string text;
+  try {
+    const Storage refused(two_pools(32 * kMiB, {}));
+  } catch (const HostMemoryError& error) {
+    text = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  const std::string limit = "RLIMIT_AS (ulimit -v) is " + std::to_string(tight.rlim_cur) + " B";
+  EXPECT_NE(text.find(limit), std::string::npos) << text;
+}
+
 TEST(StorageMemoryTest, WarningsAreKeptOnce) {
   const auto backend = std::make_shared<FaultyBackend>();
   EXPECT_TRUE(Storage(two_pools(8 * kMiB, {}), backend).warnings().empty());
@@ -107,11 +132,25 @@ TEST(StorageMemoryTest, WarningsAreKeptOnce) {
             std::vector<std::string>{"too far away"});
 }
 
+TEST(StorageMemoryTest, WholeHugePagesAreAskedForUnlessTheEnvironmentOptsOut) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
+    GTEST_SKIP() << "this kernel has no transparent huge pages";
+  }
+  for (const auto& [value, flag] : std::vector<std::pair<const char*, const char*>>{
+           {nullptr, " hg "}, {"1", " hg "}, {"0", " nh "}}) {
+    const Environment environment(value);
+    Storage storage(two_pools(8 * kMiB, 300));  // 2,400 KiB each
+    storage.wait_usable(kSparseHistoryLevel);
+    std::byte* const data = storage.pool_memory(0, 1).data;
+    EXPECT_NE(vm_flags(data).find(flag), std::string::npos) << vm_flags(data);
+    EXPECT_NE(vm_flags(data + kHugePage).find(" nh "), std::string::npos);
+  }
+}
+
 TEST(StorageMemoryTest, ASwitchThatIsNotUnderstoodWarns) {
-  setenv("SPARSE_KVCM_THP", "off", 1);
+  const Environment environment("off");
   const Storage storage(two_pools(8 * kMiB, {}));
   const Storage dense(small_config({dense_layer(0, {{"K", 64, {}, false}})}));
-  unsetenv("SPARSE_KVCM_THP");
   ASSERT_EQ(storage.warnings().size(), 1U);
   EXPECT_EQ(storage.warnings()[0],
             "[SPARSE_KVCM_THP] must be 0 or 1, got \"off\"; huge pages are asked for");
@@ -132,6 +171,60 @@ TEST(StorageMemoryTest, OnlyItsOwnerChangesAStorage) {
   storage.trim();
   storage.wait_usable(kSparseHistoryLevel);
   EXPECT_EQ(host(storage).free, 512);
+}
+
+// The host tier grows and shrinks under requests, filled or not: no page of theirs moves or loses a
+// byte, and every page of the system is opened once (faulty_memory.hpp).
+TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
+  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto backend = std::make_shared<FaultyMemoryBackend>();
+    StorageConfig config = two_pools(8 * kMiB, {});
+    config.cache_tiers[kSparseHistoryLevel].max_quota = 64 * kMiB;
+    config.selection_groups[1].layout = UnitLayout({1008});  // slots end anywhere in a page
+    config.layers[1].buffers[0].page_bytes = 8 * 1008;
+    Storage storage(config, backend);
+    std::vector<std::shared_ptr<RequestPages>> requests(3);
+    for (auto& request : requests) request = storage.create_request_pages();
+    std::map<std::int32_t, std::byte> marks;  // by page
+    const auto ends = [&](std::int32_t page) {
+      const MemoryView pool = storage.pool_memory(0, 1);
+      std::byte* const begin = pool.data + page * pool.shape[1];
+      return std::pair(begin, begin + pool.shape[1] - 1);
+    };
+    for (int i = 0; i < 60; ++i) {
+      auto& request = requests[random() % requests.size()];
+      if (random() % 3 == 0) {
+        storage.resize(kSparseHistoryLevel, static_cast<std::int64_t>(1 + random() % 64) * kMiB);
+      } else if (random() % 4 == 0) {
+        for (const std::int32_t page : request->get_base_page_indices(0)) marks.erase(page);
+        request->close(0);
+        request = storage.create_request_pages();
+      } else if (random() % 4 == 0) {
+        storage.wait_usable(kSparseHistoryLevel);
+      } else if (request->resize(request->capacity() + static_cast<std::int32_t>(random() % 4000),
+                                 request->history_length(), 0)) {
+        for (const std::int32_t page : request->get_base_page_indices(0)) {
+          if (marks.count(page) > 0) continue;
+          const auto mark = static_cast<std::byte>(random());
+          marks.emplace(page, mark);
+          *ends(page).first = *ends(page).second = mark;
+        }
+      }
+      for (const auto& [page, mark] : marks) {
+        ASSERT_EQ(*ends(page).first, mark) << "page " << page;
+        ASSERT_EQ(*ends(page).second, mark) << "page " << page;
+      }
+      const PoolGroupStatistics now = host(storage);
+      ASSERT_EQ(now.total, now.free + now.unavailable);
+      ASSERT_GE(now.unavailable, std::ssize(marks));
+    }
+    for (auto& request : requests) request->close(0);
+    storage.trim();
+    storage.wait_usable(kSparseHistoryLevel);
+    EXPECT_EQ(host(storage).free, host(storage).total);
+  }
 }
 
 // --- of a manager ---

@@ -2,7 +2,8 @@
 //
 // Every pool is one range of addresses, reserved once; memory is mapped at its end, in granules, so
 // that tiers grow and shrink while no address moves and no live slot is touched. Memory of a slot
-// is not zeroed. Host pools fill in the background: slots come into use as they are ready.
+// is not zeroed. Host pools are touched and pinned first, in the background unless told otherwise:
+// slots come into use as they are ready.
 //
 // Thread-compatible: one thread at a time, its RequestPages included.
 #pragma once
@@ -51,8 +52,8 @@ struct LayerGroupStatistics {
   friend bool operator==(const LayerGroupStatistics&, const LayerGroupStatistics&) = default;
 };
 
-// kAtOnce: at construction, by it and as many threads as there are cores. kInBackground: by threads
-// that go on when the Storage is there.
+// When host pools are filled, by as many threads as there are cores. kAtOnce: by construction.
+// kInBackground: while the Storage is there already; what a resize adds is always filled so.
 enum class StorageFill : std::uint8_t { kInBackground, kAtOnce };
 
 // What a Storage is told about its own making.

@@ -50,10 +50,7 @@ struct Upload {
 // How pinned memory is made.
 struct PinnedOptions {
   FillProgress progress = nullptr;
-  Warn warn = nullptr;  // told what did not go as wished
-  // Copies reject a range that crosses two registrations, so memory that is copied in pages of this
-  // size is registered in whole pages where their size allows it. 1 = any border will do.
-  std::size_t page_bytes = 1;
+  Warn warn = nullptr;          // told what did not go as wished
   std::size_t chunk_bytes = 0;  // most of one registration, >= 2 MiB; 0 = what suits the kernel
 };
 

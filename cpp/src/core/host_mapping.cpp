@@ -1,13 +1,12 @@
 #include "core/host_mapping.hpp"
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <limits>
-#include <system_error>
 
+#include "core/address_space.hpp"
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
 #include "core/host_touch.hpp"
@@ -18,24 +17,11 @@ namespace {
 
 constexpr const char* kFunction = "allocate_pinned";
 
-std::string error_text(int error) { return std::generic_category().message(error); }
-
-// Unlimited is the rule; a limit explains why the kernel has no addresses.
-std::string resource_limit(const char* name, int resource) {
-  rlimit limit{};
-  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
-  return std::string(", ") + name + " is " + std::to_string(limit.rlim_cur) + " B";
-}
-
 std::byte* map(std::size_t bytes) {
   void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped != MAP_FAILED) return static_cast<std::byte*>(mapped);
-  const int error = errno;
-  throw HostMemoryError(message(kFunction, "mmap of ", bytes, " B failed: ", error_text(error),
-                                resource_limit("RLIMIT_AS (ulimit -v)", RLIMIT_AS),
-                                resource_limit("RLIMIT_DATA (ulimit -d)", RLIMIT_DATA),
-                                "; raise it or ask for less"));
+  fail_addresses(kFunction, bytes, errno);
 }
 
 void unmap(std::byte* data, std::size_t bytes) {
@@ -44,8 +30,7 @@ void unmap(std::byte* data, std::size_t bytes) {
 
 // Maps `bytes`, rounded up to whole pages, at a multiple of kHugePage.
 std::byte* map_aligned(std::size_t bytes) {
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t size = round_up(bytes, page);
+  const std::size_t size = round_up(bytes, system_page_bytes());
   if (size < kHugePage) return map(size);
   std::byte* const mapped = map(size + kHugePage);
   const std::size_t past = reinterpret_cast<std::uintptr_t>(mapped) % kHugePage;

@@ -15,8 +15,7 @@ namespace {
 
 std::size_t chunk_bytes(const PinnedOptions& options) {
   const std::size_t limit = options.chunk_bytes == 0 ? most_registered() : options.chunk_bytes;
-  const std::size_t whole = std::max(limit / kHugePage, std::size_t{1}) * kHugePage;
-  return chunk_size(whole, std::max(options.page_bytes, std::size_t{1}));
+  return std::max(limit / kHugePage, std::size_t{1}) * kHugePage;
 }
 
 }  // namespace
