@@ -48,6 +48,12 @@ def test_the_table_has_the_figures_of_the_json() -> None:
         assert word in table
 
 
+def test_the_table_says_so_where_no_request_fits() -> None:
+    table = run("plan", "--model", "glm-5.2", "--device-budget", "1MB")
+    assert "No offloaded request fits" in table
+    assert "is best" not in table
+
+
 def test_auto_plans_with_the_recommended_factor() -> None:
     result = plan_json("--gpu-cache-factor", "auto")
     assert result["offload"]["gpu_cache_factor"] == result["recommended_gpu_cache_factor"]

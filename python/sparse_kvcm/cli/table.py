@@ -33,6 +33,9 @@ def plan_tables(plan: Plan) -> Iterator[Table | str]:
     speeds = (plan.resident_tokens_per_s, offload.tokens_per_s)
     table.add_row("predicted tokens/s", *(f"{speed:,.0f}" for speed in speeds))
     yield table
+    if offload.max_batch == 0:
+        yield f"No offloaded request fits. To fit one: {offload.advice}."
+        return
     host = offload.max_batch * offload.host_bytes_per_request
     yield (
         f"Offloaded, gpu_cache_factor {offload.gpu_cache_factor:g}: a row of "
