@@ -9,6 +9,28 @@
 namespace sparse_kvcm::device {
 
 inline constexpr int kTile = 8;
+inline constexpr std::uint32_t kHighBits = 0x80808080u;  // of each byte
+
+// Some entries of a tile: the high bits of the bytes of two words.
+class TileBits {
+ public:
+  // Words without other bits.
+  __device__ TileBits(std::uint32_t low, std::uint32_t high) : bits_(low | high >> 4) {}
+
+  [[nodiscard]] __device__ std::uint32_t count() const { return __popc(bits_); }
+  [[nodiscard]] __device__ bool any() const { return bits_ != 0; }
+  // The same with bit e for entry e.
+  [[nodiscard]] __device__ std::uint32_t in_order() const {
+    return gather(bits_ >> 7) | gather(bits_ >> 3) << 4;
+  }
+
+ private:
+  // Bits 0, 8, 16 and 24 of a word as its only ones.
+  [[nodiscard]] __device__ static std::uint32_t gather(std::uint32_t bits) {
+    return (bits & kHighBits >> 7) * 0x10204080u >> 28;
+  }
+  std::uint32_t bits_;
+};
 
 class EntryTile {
  public:
@@ -68,18 +90,14 @@ class EntryTile {
     return static_cast<std::uint32_t>(kTile - max(size_, 0));
   }
 
-  // Entries with a bucket above or at the threshold, a bit each.
-  [[nodiscard]] __device__ std::uint32_t above(std::uint32_t threshold) const {
-    std::uint32_t bits = 0;
-#pragma unroll
-    for (int e = 0; e < kTile; ++e) bits |= bucket(e) > threshold ? 1u << e : 0;
-    return bits;
+  // Which entries have a bucket above or at the threshold.
+  [[nodiscard]] __device__ TileBits above(std::uint32_t threshold) const {
+    const std::uint32_t limit = threshold * 0x01010101u;
+    return {bytes_above(buckets_[0], limit), bytes_above(buckets_[1], limit)};
   }
-  [[nodiscard]] __device__ std::uint32_t at(std::uint32_t threshold) const {
-    std::uint32_t bits = 0;
-#pragma unroll
-    for (int e = 0; e < kTile; ++e) bits |= bucket(e) == threshold ? 1u << e : 0;
-    return bits;
+  [[nodiscard]] __device__ TileBits at(std::uint32_t threshold) const {
+    const std::uint32_t equal = threshold * 0x01010101u;
+    return {zero_bytes(buckets_[0] ^ equal), zero_bytes(buckets_[1] ^ equal)};
   }
   [[nodiscard]] __device__ std::uint32_t bucket(int e) const {
     return buckets_[e / 4] >> (8 * (e % 4)) & 0xFF;
@@ -117,6 +135,13 @@ class EntryTile {
   [[nodiscard]] __device__ static std::uint32_t zero_bytes(std::uint32_t word) {
     constexpr std::uint32_t kLowBits = 0x7F7F7F7Fu;
     return ~(((word & kLowBits) + kLowBits) | word | kLowBits);
+  }
+  // The highest bit of each byte of `word` that is greater than that of `limit`.
+  [[nodiscard]] __device__ static std::uint32_t bytes_above(std::uint32_t word,
+                                                            std::uint32_t limit) {
+    // Of the seven low bits: whether the limit's reach the word's.
+    const std::uint32_t reach = (limit | kHighBits) - (word & ~kHighBits);
+    return ~((limit & ~word) | (~(limit ^ word) & reach)) & kHighBits;
   }
   // Whether one of four buckets is 254 or 255.
   [[nodiscard]] __device__ static bool has_oldest(std::uint32_t buckets) {

@@ -64,7 +64,8 @@ class RowResolver {
 
   // A multiple of four, so that a stretch begins where a vector may.
   __device__ static int entries_per_thread(std::int32_t cached_slots) {
-    return (cached_slots + 4 * kThreads - 1) / (4 * kThreads) * 4;
+    constexpr std::uint32_t kRound = 4 * kThreads;
+    return static_cast<int>((static_cast<std::uint32_t>(cached_slots) + kRound - 1) / kRound * 4);
   }
 
   __device__ void run() {
@@ -89,6 +90,7 @@ class RowResolver {
     const BlockSums sums = end_block_scan<kThreads>(below_in_warp, m_.miss_totals);
     misses_.number_from(keys, sums.below & 0xFFFF);
     const std::uint32_t num_misses = sums.total & 0xFFFF;
+    if (threadIdx.x >= kWarpSize) write_counts(num_misses, sums.total >> 16);
     Threshold threshold = share_threshold(num_misses);
     if (threshold.bucket == kNoThreshold) {
       fill_young_buckets();
@@ -100,11 +102,11 @@ class RowResolver {
       }
     }
     const std::uint32_t victims_below = count_victims(threshold);
+    if (threadIdx.x == kWarpSize) p_.last[head_.lease_id] = head_.clock;
     __syncthreads();  // every warp's total
     choose_victims(threshold, victims_below);
     __syncthreads();  // the misses are numbered, the victims listed, the other entries written
     write_misses();
-    write_rest(num_misses, sums.total >> 16);
   }
 
  private:
@@ -174,7 +176,7 @@ class RowResolver {
 #pragma unroll 1
     for (int t = 0; t < num_tiles_; ++t) {
       rebucket_tile(t);
-      counts += __popc(tile_.above(threshold.bucket)) | __popc(tile_.at(threshold.bucket)) << 16;
+      counts += tile_.above(threshold.bucket).count() | tile_.at(threshold.bucket).count() << 16;
     }
     return begin_block_scan(counts, m_.victim_totals);
   }
@@ -188,9 +190,13 @@ class RowResolver {
 #pragma unroll 1
     for (int t = 0; t < num_tiles_; ++t) {
       rebucket_tile(t);
-      const std::uint32_t at = tile_.at(threshold.bucket);
-      std::uint32_t victims = tile_.above(threshold.bucket) | lowest_bits(at, at_count - at_below);
-      at_below += __popc(at);
+      const TileBits above = tile_.above(threshold.bucket);
+      const TileBits at = tile_.at(threshold.bucket);
+      std::uint32_t victims = 0;
+      if (above.any() || at.any()) {
+        victims = above.in_order() | lowest_bits(at.in_order(), at_count - at_below);
+      }
+      at_below += static_cast<int>(at.count());
 #pragma unroll 1
       for (; victims != 0; victims &= victims - 1) {
         const int e = __ffs(static_cast<int>(victims)) - 1;
@@ -275,9 +281,11 @@ class RowResolver {
   __device__ void write_misses() const {
     if (missed_ == 0) return;
     std::int32_t* slots = my_slots();
-    selected_.for_each_ahead([&](int u, int, std::int32_t ordinal) {
-      if ((missed_ >> u & 1) != 0) write_miss(slots[u * kThreads], ordinal);
-    });
+#pragma unroll 1
+    for (std::uint32_t ahead = missed_ & (kMissedLater - 1); ahead != 0; ahead &= ahead - 1) {
+      const int u = __ffs(static_cast<int>(ahead)) - 1;
+      write_miss(slots[u * kThreads], selected_.ahead(u));
+    }
     if ((missed_ & kMissedLater) == 0) return;
     selected_.for_each_later([&](int u, int, std::int32_t ordinal) {
       if (look_up(ordinal) == kNoSlotYet) write_miss(slots[u * kThreads], ordinal);
@@ -293,16 +301,17 @@ class RowResolver {
     entries_[slot] = pack_entry(head_.clock, false, ordinal);
   }
 
-  __device__ void write_rest(std::uint32_t num_misses, std::uint32_t num_hits) const {
-    for (int j = threadIdx.x; j < p_.max_new_units; j += kThreads) {
+  // While the first warp finds the threshold. Should there be none, write_nothing comes later.
+  __device__ void write_counts(std::uint32_t num_misses, std::uint32_t num_hits) const {
+    const int first = static_cast<int>(threadIdx.x) - kWarpSize;
+    for (int j = first; j < p_.max_new_units; j += kThreads - kWarpSize) {
       const std::int32_t ordinal = head_.committed + j;
       p_.write_slots[i_ * p_.max_new_units + j] =
           ordinal < head_.length ? head_.window_slot(ordinal) : p_.no_write_slot;
     }
-    if (threadIdx.x != 0) return;
+    if (first != 0) return;
     p_.miss_counts[i_] = static_cast<std::int32_t>(num_misses);
     p_.hit_counts[i_] = static_cast<std::int32_t>(num_hits);
-    p_.last[head_.lease_id] = head_.clock;
   }
 
   __device__ void load_tile(int t) {

@@ -17,16 +17,17 @@ struct alignas(16) RowHead {
   std::int32_t base;
   std::int32_t cached_slots;
   std::int32_t cached_end;  // ordinals below it are in the cache or can be fetched into it
+  std::uint32_t refusal;    // kNothing, bits of RowError, or 0
   std::int32_t window_begin;
   std::int32_t length;
   std::int32_t window_slots;
-  std::int32_t window_first;  // window_begin mod window_slots; later than the rest
   std::int32_t committed;
   std::int32_t lease_id;
   std::uint32_t clock;
   std::uint32_t open;
-  std::uint32_t refusal;  // kNothing, bits of RowError, or 0
-  std::uint32_t last;     // later than the rest: see RowResolver::run
+  // Later than the rest: see RowResolver::run.
+  std::int32_t window_first;  // window_begin mod window_slots
+  std::uint32_t last;
 
   // The slot of an ordinal in [window_begin, length).
   [[nodiscard]] __device__ std::int32_t window_slot(std::int32_t ordinal) const {
@@ -35,14 +36,40 @@ struct alignas(16) RowHead {
   }
 };
 
+// The state of the row at launch position `i`, a new RowState if there is none. Rows are mostly
+// launched in their order: then this takes one trip to memory, not two, since it reads row `i`
+// beside the row's number. Volatile, or the compiler waits for the number first.
+__device__ inline RowState read_state(const ops::LaunchRows& launch, std::int64_t i,
+                                      std::int32_t& row) {
+  const auto num_rows = static_cast<std::uint32_t>(launch.num_rows);
+  const auto exists = [&](std::int64_t r) { return static_cast<std::uint64_t>(r) < num_rows; };
+  const auto read = [&](std::int64_t r) {
+    RowState state;
+    const auto* from = reinterpret_cast<const volatile std::int32_t*>(launch.row_states + r);
+    state.lease_id = from[0];
+    state.base = from[1];
+    state.cached_slots = from[2];
+    state.window_slots = from[3];
+    state.length = from[4];
+    state.committed = from[5];
+    state.window_begin = from[6];
+    state.watermark = from[7];
+    return state;
+  };
+  const volatile std::int32_t* const rows = launch.rows;
+  const RowState guess = exists(i) ? read(i) : RowState{};
+  row = rows[i];
+  if (row == i) return guess;
+  return exists(row) ? read(row) : RowState{};
+}
+
 // The head of launch position `i`, but for what is not needed at once: see RowResolver::run.
 __device__ inline RowHead read_head(const ops::ResolveParams& p, std::int64_t i) {
   RowHead head{};
   head.clock = p.step->clock;
   head.open = p.step->open;
-  const std::int32_t row = p.launch.rows[i];
-  const bool exists = row >= 0 && row < p.launch.num_rows;
-  const RowState state = exists ? p.launch.row_states[row] : RowState{};
+  std::int32_t row = kPaddingRow;
+  const RowState state = read_state(p.launch, i, row);
   if (state.lease_id < 0) {  // as a new RowState has it
     if (row != kPaddingRow) raise(p.errors.batch_error, kBatchErrorRow);
     head.refusal = kNothing;

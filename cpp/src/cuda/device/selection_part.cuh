@@ -21,6 +21,13 @@ class SelectionPart {
   }
   // Whether the selection has the thread's unit `u`.
   [[nodiscard]] __device__ bool has(int u) const { return position(u) < k_; }
+  // The thread's unit `u` < kAhead; selects among registers.
+  [[nodiscard]] __device__ std::int32_t ahead(int u) const {
+    std::int32_t ordinal = ahead_[0];
+#pragma unroll
+    for (int other = 1; other < kAhead; ++other) ordinal = u == other ? ahead_[other] : ordinal;
+    return ordinal;
+  }
   // Calls use(u, position, ordinal) for all units ahead, with u known to the compiler. Those that the
   // selection does not have are -1, as unused ones.
   template <class Use>

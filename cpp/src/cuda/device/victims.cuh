@@ -33,14 +33,16 @@ __device__ inline void find_threshold(const std::uint32_t* histogram, std::uint3
   for (int i = 0; i < kPerLane; ++i) mine += counts[i];
   std::uint32_t above = warp_sum_up_to(mine) - mine;
   if (lane == kWarpSize - 1 && (num_victims == 0 || above + mine < num_victims)) {
-    threshold.bucket = num_victims == 0 ? kNumBuckets : kNoThreshold;  // none is as stale as 256
+    threshold = {num_victims == 0 ? kNumBuckets - 1 : kNoThreshold, 0};
   }
   if (above >= num_victims || above + mine < num_victims) return;
   std::uint32_t i = 0;
+  std::uint32_t up_to = above;
 #pragma unroll
-  for (int b = 0; b < kPerLane - 1; ++b) {
-    const bool passed = i == b && above + counts[b] < num_victims;
-    above += passed ? counts[b] : 0;
+  for (int b = 0; b < kPerLane - 1; ++b) {  // no test waits for the one before it
+    up_to += counts[b];
+    const bool passed = up_to < num_victims;
+    above = passed ? up_to : above;
     i += passed;
   }
   threshold = {kNumBuckets - 1 - lane * kPerLane - i, num_victims - above};
