@@ -1,8 +1,10 @@
 // The host memory of a storage: how much of it is touched, what it is told, who is refused.
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -225,6 +227,29 @@ TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
     storage.wait_usable(kSparseHistoryLevel);
     EXPECT_EQ(host(storage).free, host(storage).total);
   }
+}
+
+// Any thread may wait while another grows and shrinks the tier and takes slots.
+TEST(StorageMemoryTest, ManyThreadsMayWaitWhileTheTierChanges) {
+  StorageConfig config = two_pools(8 * kMiB, {});
+  config.cache_tiers[kSparseHistoryLevel].max_quota = 64 * kMiB;
+  Storage storage(config);
+  std::atomic<bool> stop = false;
+  std::vector<std::future<void>> waiters;
+  for (int i = 0; i < 4; ++i) {
+    waiters.push_back(std::async(std::launch::async, [&] {
+      while (!stop) storage.wait_usable(kSparseHistoryLevel);
+    }));
+  }
+  for (std::int64_t i = 0; i < 40; ++i) {
+    storage.resize(kSparseHistoryLevel, (1 + i * 29 % 64) * kMiB);
+    const auto request = storage.create_request_pages();
+    static_cast<void>(request->resize(static_cast<std::int32_t>(1 + i * 61), 0, 0));
+  }
+  stop = true;
+  for (std::future<void>& waiter : waiters) waiter.get();
+  storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_EQ(host(storage).free, host(storage).total);
 }
 
 // --- of a manager ---

@@ -318,6 +318,31 @@ TEST(StorageStormTest, FailedMappingsLeaveStorageAsItWas) {
   }
 }
 
+// A device that fails when it is waited for holds memory back, and nothing else.
+TEST(StorageStormTest, AResizeIsCompleteThoughTheDeviceCannotBeWaitedFor) {
+  const auto backend = std::make_shared<testing::FaultyMemoryBackend>();
+  Storage storage(storm_config(), backend);
+  storage.resize(kGpuLevel, 60 * kMiB);
+  const std::int64_t bytes = storage.get_num_bytes(kGpuLevel);
+  backend->log->synchronize_fails = true;
+  storage.resize(kGpuLevel, 20 * kMiB);
+  EXPECT_EQ(storage.get_quota(kGpuLevel), 20 * kMiB);
+  EXPECT_EQ(storage.get_num_bytes(kGpuLevel), bytes);
+  const auto shrunk = storage.get_storage_statistics(kGpuLevel);
+  EXPECT_THROW(storage.trim(), testing::DeviceFault);
+  EXPECT_EQ(storage.get_storage_statistics(kGpuLevel), shrunk);
+  EXPECT_EQ(storage.get_num_bytes(kGpuLevel), bytes);
+  // A growth that fails is undone, though what it mapped cannot be unmapped.
+  backend->log->maps_left = 1;
+  EXPECT_THROW(storage.resize(kGpuLevel, 64 * kMiB), std::bad_alloc);
+  EXPECT_EQ(storage.get_storage_statistics(kGpuLevel), shrunk);
+  EXPECT_EQ(storage.get_quota(kGpuLevel), 20 * kMiB);
+  backend->log->synchronize_fails = false;
+  storage.trim();
+  EXPECT_LE(storage.get_num_bytes(kGpuLevel), 20 * kMiB);
+  EXPECT_EQ(storage.get_storage_statistics(kGpuLevel), shrunk);
+}
+
 TEST(StorageStormTest, NothingIsLeftOfAStorageThatCouldNotBeMade) {
   for (std::int64_t maps = 0; maps < 11; ++maps) {
     const auto backend = std::make_shared<testing::FaultyMemoryBackend>();

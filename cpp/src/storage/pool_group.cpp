@@ -54,12 +54,19 @@ void PoolGroup::shrink(std::int32_t num_slots) {
   set_target(std::min(goal_, num_usable()));
 }
 
-void PoolGroup::trim() {
+bool PoolGroup::has_spare_memory() const {
+  return std::ranges::any_of(pools_, [slots = num_addressed()](const Pool& pool) {
+    return bytes_for(pool, slots) < pool.memory->mapped_bytes();
+  });
+}
+
+void PoolGroup::trim() noexcept {
   const std::int32_t slots = num_addressed();
   for (const Pool& pool : pools_) {
-    const std::size_t bytes = bytes_for(pool, slots);
-    if (bytes < pool.memory->mapped_bytes()) {
-      pool.memory->resize(bytes, used_bytes(pool, slots));
+    const std::size_t bytes = std::min(bytes_for(pool, slots), pool.memory->mapped_bytes());
+    const std::size_t used = used_bytes(pool, slots);
+    if (bytes < pool.memory->mapped_bytes() || used < pool.memory->used_bytes()) {
+      pool.memory->shrink(bytes, used);
     }
   }
 }

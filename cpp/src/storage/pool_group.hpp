@@ -43,11 +43,15 @@ class PoolGroup {
   void grow(std::int32_t num_slots);
   // Fewer. Memory stays until trim().
   void shrink(std::int32_t num_slots);
-  // Unmaps what no slot in use needs. Waits for the device if that is something.
-  void trim();
+  // Whether there is memory that no slot needs; unmaps it. REQUIRES: synchronize() before, which waits
+  // for the device.
+  [[nodiscard]] bool has_spare_memory() const;
+  void trim() noexcept;
+  void synchronize() const { pools_.front().memory->synchronize(); }
   // Lets memory be filled, which the above have stopped, and stops it.
   void start_filling() noexcept;
   void stop_filling() noexcept;
+  // From any thread, also beside the calls above.
   void wait_usable() const;
   // Appends the pools that are to be filled.
   void add_unfilled(std::vector<MappedRange*>& ranges) const;

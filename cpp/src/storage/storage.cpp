@@ -176,7 +176,7 @@ void Storage::resize(std::int32_t level, std::int64_t quota) {
   state_->resize(level, quota);
 }
 void Storage::trim() { state_->trim(); }
-void Storage::wait_usable(std::int32_t level) { state_->wait_usable(level); }
+void Storage::wait_usable(std::int32_t level) const { state_->wait_usable(level); }
 
 std::vector<std::string> Storage::warnings() const { return state_->warnings(); }
 
