@@ -1,4 +1,4 @@
-// Parts of check(StorageConfig) that others need too.
+// Parts of check(StorageConfig) that others need too, and what is asked of a checked one.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,8 @@ void check_batch(const char* function, const std::string& field, const BatchDesc
 
 // Kernel pages of a buffer per page. REQUIRES: a checked config.
 [[nodiscard]] std::int32_t expansion_of(const StorageConfig& config, const BufferConfig& buffer);
+
+// The request with the most tokens. REQUIRES: a checked batch.
+[[nodiscard]] KvCacheDesc longest_of(const BatchDesc& batch);
 
 }  // namespace sparse_kvcm

@@ -222,6 +222,7 @@ void check(const StorageConfig& config) {
     check_batch(kFunction, item("constraints", i), config.constraints[i]);
   }
   if (config.typical_step) check_batch(kFunction, "typical_step", *config.typical_step);
+  if (config.suspended) check_batch(kFunction, "suspended", *config.suspended);
   check_ratio(config.initial_pool_ratio);
   if (config.max_host_pages) check_range("max_host_pages", *config.max_host_pages, 1, kMaxTokens);
   if (config.swa_scratch_reuse) {
