@@ -26,7 +26,9 @@ void bind_records(nb::module_& m) {
       .field("base_address", &PoolDesc::base_address, "Its first byte.")
       .field("slot_bytes", &PoolDesc::slot_bytes, "Bytes from slot to slot.")
       .field("num_slots", &PoolDesc::num_slots,
-             "Slots that may be in use now, those that drain included.")
+             "Slots that there are, those that drain and those still to be filled included.")
+      .field("num_usable", &PoolDesc::num_usable,
+             "The first of them, which are filled: the others must not be touched yet.")
       .field("storage_medium", &PoolDesc::storage_medium, "Where it lies.")
       .done();
   using Pool = PoolGroupStatistics;
@@ -139,7 +141,8 @@ void bind_addressing(nb::class_<Storage>& storage) {
       .def("pool_memory", &pool_memory, arg("pool_group"), arg("pool"),
            nb::sig("def pool_memory(self, pool_group: int, pool: int) -> typing.Any"),
            "Memory of one pool, uint8 (num_slots, slot_bytes) as in its PoolDesc.\n\n"
-           "What a later shrink takes away must not be touched any more.");
+           "Slots at or beyond num_usable must not be touched yet, those that a later shrink takes "
+           "away\nnot any more.");
 }
 
 void bind_capacity(nb::class_<Storage>& storage) {
@@ -215,7 +218,7 @@ Parameters
 ----------
 config : StorageConfig
 fill : StorageFill
-    IN_BACKGROUND, or AT_ONCE: host pools are filled when the constructor returns.
+    IN_BACKGROUND, the default, or AT_ONCE: host pools are filled when the constructor returns.
 progress : callable, optional
     With AT_ONCE: called now and then as ``progress(bytes_done, bytes_total)``, ascending. What it
     raises ends the work, and all memory is given back.
@@ -249,7 +252,7 @@ void bind_storage(nb::module_& m) {
       .def("__init__", &make_storage, arg("config"), arg("fill") = StorageFill::kInBackground,
            arg("progress") = nb::none(),
            nb::sig("def __init__(self, config: StorageConfig, "
-                   "fill: StorageFill = StorageFill.IN_BACKGROUND, "
+                   "fill: StorageFill = ..., "
                    "progress: collections.abc.Callable[[int, int], object] | None = None) "
                    "-> None"))
       .def_prop_ro("config", &Storage::config, nb::rv_policy::copy, "What it was made from.")

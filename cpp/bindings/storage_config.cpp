@@ -12,6 +12,7 @@
 
 #include "args.hpp"
 #include "bindings.hpp"
+#include "common_fields.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/device.hpp"
@@ -268,7 +269,8 @@ InvalidArgument
 
 void bind_config_class(nb::module_& m) {
   using Config = StorageConfig;
-  nb::class_<Config>(m, "StorageConfig", kConfigDoc)
+  nb::class_<Config> config(m, "StorageConfig", kConfigDoc);
+  config
       .def("__init__", &make_config, nb::kw_only(), arg("cache_tiers"), arg("layers"),
            arg("selection_groups") = nb::tuple(), arg("tokens_per_block") = 64,
            arg("tokens_per_unit") = 1, arg("max_util_for_resume") = 0.97,
@@ -292,8 +294,6 @@ void bind_config_class(nb::module_& m) {
       .def_ro("layers", &Config::layers, "Layers.")
       .def_ro("selection_groups", &Config::selection_groups, nb::rv_policy::copy,
               "Selection groups of the sparse layers.")
-      .def_ro("tokens_per_block", &Config::tokens_per_block, "Page size in tokens.")
-      .def_ro("tokens_per_unit", &Config::tokens_per_unit, "Tokens that one unit stands for.")
       .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In (0, 1].")
       .def_ro("constraints", &Config::constraints, "Batches that must fit.")
       .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
@@ -301,10 +301,8 @@ void bind_config_class(nb::module_& m) {
       .def_ro("initial_pool_ratio", &Config::initial_pool_ratio, "Weights, or none.")
       .def_ro("swa_scratch_reuse", &Config::swa_scratch_reuse, "Or None.")
       .def_ro("max_host_pages", &Config::max_host_pages, "Or None.")
-      .def_ro("enable_stats", &Config::enable_stats, "Whether pages are counted.")
-      .def_prop_ro(
-          "device", [](const Config& self) { return to_string(self.device); },
-          "\"cpu\" or \"cuda:<index>\".");
+      .def_ro("enable_stats", &Config::enable_stats, "Whether pages are counted.");
+  bind_common_fields(config);
 }
 
 }  // namespace

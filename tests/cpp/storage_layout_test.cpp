@@ -358,6 +358,17 @@ TEST(StorageSizingTest, ClampCountsWhatAPrefillHasInScratch) {
   EXPECT_EQ(StorageLayout(config).clamp_max_seq_len({3}, 1, 1'000'000), 1'000'000);
 }
 
+TEST(StorageSizingTest, EveryRequestOfABatchCountsHoweverManyThereAre) {
+  StorageConfig config = small_config({dense_layer(0, {{"K", 64, {}, false}}, 8)});
+  const BatchDesc batch{std::vector<KvCacheDesc>(100'000, {41, 40}), 0};
+  config.constraints = {batch};
+  const StorageLayout layout(config);
+  EXPECT_EQ(layout.count_slots(batch), Bytes{300'000});
+  EXPECT_GE(static_cast<double>(layout.min_slots()[0]) * 0.97, 300'000);
+  EXPECT_EQ(layout.clamp_max_seq_len({310'000}, 300'000, 1'000'000), 1'000'000);
+  EXPECT_EQ(layout.clamp_max_seq_len({310'000}, 310'000, 1'000'000), 0);
+}
+
 TEST(StorageSizingTest, ConstraintsThatNoMachineHoldsAreRefusedWithTheirSlots) {
   StorageConfig config = small_config({dense_layer(0, {{"K", std::int64_t{1} << 40, {}, false}})});
   config.constraints = {{{{2'000'000'000, 0}}, 0}};

@@ -106,6 +106,16 @@ TEST(StorageMemoryTest, WhatTheMachineDoesNotHaveIsRefusedByNameAndNothingChange
   EXPECT_EQ(host(storage).free, 512);
 }
 
+// A process has 128 TiB of addresses; 61 pools of 4 TiB each would take 244.
+TEST(StorageMemoryTest, ATiersAddressesAreReservedOnceForAllPoolsOfAGroup) {
+  StorageConfig config = v32_config(1, 64 * kMiB);
+  config.cache_tiers[kSparseHistoryLevel].max_quota = std::int64_t{4} << 40;
+  Storage storage(config);
+  storage.resize(kSparseHistoryLevel, 1 * kGiB);
+  EXPECT_EQ(storage.get_quota(kSparseHistoryLevel), 1 * kGiB);
+  storage.resize(kSparseHistoryLevel, 1);
+}
+
 TEST(StorageMemoryTest, TheAddressSpaceLimitIsNamed) {
   {
     const Storage first(two_pools(8 * kMiB, {}));

@@ -144,18 +144,23 @@ TEST(StorageTest, HostSlotsThatAreNotFilledAreNotHandedOut) {
   config.selection_groups = {{{0}, 4, UnitLayout({65'536})}, {{1}, 4, UnitLayout({65'536})}};
   Storage storage(config, backend);
   const auto now = [&] { return storage.get_storage_statistics(kSparseHistoryLevel)[0]; };
+  const auto usable = [&] { return storage.pool_group_descs()[0][1].num_usable; };
   EXPECT_EQ(now().total, 8);
   EXPECT_EQ(now().free, 0);
+  EXPECT_EQ(storage.pool_group_descs()[0][1].num_slots, 8);
+  EXPECT_EQ(usable(), 0);
   const auto request = storage.create_request_pages();
   EXPECT_FALSE(request->resize(1, 0, 0));
   allowed = 3;  // one granule of each pool, and one more
   while (filled < 3) std::this_thread::yield();
   while (now().free == 0) std::this_thread::yield();
   EXPECT_EQ(now().free, 4);
+  EXPECT_EQ(usable(), 4);
   ASSERT_TRUE(request->resize(4 * 8, 0, 0));
   EXPECT_FALSE(request->resize(4 * 8 + 1, 0, 0));
   allowed = 4;
   storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_EQ(usable(), 8);
   EXPECT_TRUE(request->resize(8 * 8, 0, 0));
 }
 

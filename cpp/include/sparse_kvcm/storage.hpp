@@ -28,7 +28,10 @@ class StorageState;  // src/storage
 struct PoolDesc {
   std::uintptr_t base_address = 0;  // on the device; for host memory that the host sees, the same
   std::int64_t slot_bytes = 0;
-  std::int64_t num_slots = 0;  // that may be in use now, those that drain included
+  std::int64_t num_slots =
+      0;  // that there are, those that drain and those still to be filled included
+  std::int64_t num_usable =
+      0;  // the first of them, which are filled: nobody may touch the others yet
   CacheTier storage_medium = CacheTier::kGpuMem;
 };
 
@@ -111,8 +114,8 @@ class Storage {
 
   // Pools of each pool group, [num_pool_groups][pools].
   [[nodiscard]] std::vector<std::vector<PoolDesc>> pool_group_descs() const;
-  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. What a later shrink takes away
-  // must not be touched any more. Throws InvalidArgument for an unknown pool.
+  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. Slots at or beyond num_usable must
+  // not be touched yet, those that a later shrink takes away not any more. Throws InvalidArgument for an unknown pool.
   [[nodiscard]] MemoryView pool_memory(std::int32_t pool_group, std::int32_t pool) const;
 
   // A request without pages. Throws InvalidArgument for a negative length, InvalidState if the

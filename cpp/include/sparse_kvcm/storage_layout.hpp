@@ -39,12 +39,12 @@ struct BufferId {
 
 // Buffers of one layer group with equal bytes per page, side by side in a slot.
 struct CoalescedBuffer {
-  std::int64_t page_bytes = 0;    // of one buffer, all its kernel pages
+  std::int64_t buffer_bytes = 0;  // of one buffer in a page: all its kernel pages
   std::vector<BufferId> buffers;  // in the order in which they lie
   // Most of these buffers that one layer has.
   std::int32_t scratch_pages_per_page = 1;
   [[nodiscard]] std::int64_t slot_bytes() const {
-    return page_bytes * static_cast<std::int64_t>(buffers.size());
+    return buffer_bytes * static_cast<std::int64_t>(buffers.size());
   }
 };
 
@@ -70,7 +70,7 @@ struct BufferPlace {
   std::int32_t pool_group = 0;
   std::int32_t pool = 0;         // within the pool group
   bool is_sparse = false;        // then the fields below describe the arena's side: no kernel index
-  std::int64_t page_bytes = 0;   // as kernels see it: the stride of its page indices
+  std::int64_t page_bytes = 0;   // BufferConfig::page_bytes: the stride of its page indices
   PageIndexConverter converter;  // mode PER_LAYER
   [[nodiscard]] std::int64_t offset_bytes() const {  // within the slot
     return page_bytes * converter.expansion * converter.position;

@@ -29,18 +29,6 @@ std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
 }
 
-// The most slots that `granules` hold, at least one granule in each pool.
-std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t granules,
-                       std::int64_t granule) {
-  std::int64_t low = 0;
-  std::int64_t high = std::min(kMaxSlots, granules * granule / std::ranges::max(slot_bytes)) + 1;
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (granules_for(slot_bytes, middle, granule) <= granules ? low : high) = middle;
-  }
-  return low;
-}
-
 // One pool group in a deal.
 struct Hand {
   std::size_t pool_group = 0;
@@ -73,6 +61,17 @@ std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int6
     granules += std::max<std::int64_t>(1, ceil_div(bytes * num_slots, granule));
   }
   return granules;
+}
+
+std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t granules,
+                       std::int64_t granule) {
+  std::int64_t low = 0;
+  std::int64_t high = std::min(kMaxSlots, granules * granule / std::ranges::max(slot_bytes)) + 1;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (granules_for(slot_bytes, middle, granule) <= granules ? low : high) = middle;
+  }
+  return low;
 }
 
 std::int64_t granule_for(std::int64_t quota) {

@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
 #include "core/rounding.hpp"
+#include "storage/granule.hpp"
 
 namespace sparse_kvcm {
 
@@ -65,11 +66,13 @@ void StorageState::make_pool_groups() {
       drivers[level] = backend->memory_driver(
           group.level == kGpuLevel ? MemoryKind::kDevice : MemoryKind::kPinned, warn);
     }
-    PoolMemory memory{drivers[level], filler_, layout.granule_bytes(group.level),
-                      max_quotas_[level]};
+    // Addresses for the case that the group gets all of the tier.
+    const std::int64_t granule = layout.granule_bytes(group.level);
+    PoolMemory memory{drivers[level], filler_, granule,
+                      slots_for(group.slot_bytes, max_quotas_[level] / granule, granule)};
     if (fixed) {
       memory.size = PoolSize::kFixed;
-      memory.num_slots =
+      memory.max_slots =
           layout.slots_for_quota(group.level, layout.config().cache_tiers[level].quota)[g];
     }
     pool_groups.emplace_back(group, backend, memory);
