@@ -188,6 +188,7 @@ TEST(StorageMemoryTest, OnlyItsOwnerChangesAStorage) {
 // The host tier grows and shrinks under requests, filled or not: no page of theirs moves or loses a
 // byte, and every page of the system is opened once (faulty_memory.hpp).
 TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
+  std::map<std::string, int> seen;  // that the storm is one
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -217,12 +218,15 @@ TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
         storage.wait_usable(kSparseHistoryLevel);
       } else if (request->resize(request->capacity() + static_cast<std::int32_t>(random() % 4000),
                                  request->history_length(), 0)) {
+        ++seen["grown"];
         for (const std::int32_t page : request->get_base_page_indices(0)) {
           if (marks.count(page) > 0) continue;
           const auto mark = static_cast<std::byte>(random());
           marks.emplace(page, mark);
           *ends(page).first = *ends(page).second = mark;
         }
+      } else {
+        ++seen["refused"];
       }
       for (const auto& [page, mark] : marks) {
         ASSERT_EQ(*ends(page).first, mark) << "page " << page;
@@ -231,11 +235,16 @@ TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
       const PoolGroupStatistics now = host(storage);
       ASSERT_EQ(now.total, now.free + now.unavailable);
       ASSERT_GE(now.unavailable, std::ssize(marks));
+      if (now.draining > 0) ++seen["draining"];
+      if (now.unavailable > std::ssize(marks)) ++seen["filling"];
     }
     for (auto& request : requests) request->close(0);
     storage.trim();
     storage.wait_usable(kSparseHistoryLevel);
     EXPECT_EQ(host(storage).free, host(storage).total);
+  }
+  for (const char* const what : {"grown", "refused", "draining", "filling"}) {
+    EXPECT_GE(seen[what], 20) << what;
   }
 }
 
