@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "graph.hpp"
 #include "sparse_kvcm/request_pages.hpp"
 #include "sparse_kvcm/storage.hpp"
 #include "storage_fixture.hpp"
@@ -150,6 +151,29 @@ TEST_P(StorageStormTest, LiveSlotsKeepPlaceAndContentsWhileTheTierChanges) {
     ASSERT_EQ(storage_->get_num_bytes(kGpuLevel), 24 * kMiB);
   }
   EXPECT_GE(draining, 20) << "that it is a storm";
+}
+
+TEST_P(StorageStormTest, SlotsGivenUpInACaptureComeBackWhenItHasEnded) {
+  const auto graph = testing::make_graph(device());
+  const auto request = storage_->create_request_pages();
+  ASSERT_TRUE(request->resize(8, 0, graph->stream()));
+  const auto used = [&] {
+    std::int64_t slots = 0;
+    for (const auto& group : storage_->get_storage_statistics(kGpuLevel))
+      slots += group.unavailable;
+    return slots;
+  };
+  const std::int64_t before = used();
+  EXPECT_GT(before, 0);
+  std::int64_t inside = -1;
+  graph->capture([&] {
+    backend_->clear(base_, sizeof(Mark), graph->stream());
+    request->close(graph->stream());
+    inside = used();
+  });
+  graph->replay();
+  EXPECT_EQ(inside, device().kind == DeviceKind::kCpu ? 0 : before);  // a CPU captures nothing
+  EXPECT_EQ(used(), 0);
 }
 
 }  // namespace
