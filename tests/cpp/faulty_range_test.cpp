@@ -30,6 +30,16 @@ class FaultyRangeTest : public ::testing::Test {
       : driver_(std::make_shared<testing::FaultyMemory>(
             backend_for({})->memory_driver(MemoryKind::kDevice), log_)) {}
 
+  // Fills `allowed_` granules in all, and waits for leave to fill more.
+  void fill_what_is_allowed() {
+    driver_->on_fill = [this] {
+      while (filled_ >= allowed_) std::this_thread::yield();
+      ++filled_;
+    };
+  }
+
+  std::atomic<int> allowed_ = 0;
+  std::atomic<int> filled_ = 0;
   std::shared_ptr<testing::MemoryLog> log_ = std::make_shared<testing::MemoryLog>();
   std::shared_ptr<testing::FaultyMemory> driver_;
   std::shared_ptr<Filler> filler_ = std::make_shared<Filler>(1);
@@ -65,39 +75,29 @@ TEST_F(FaultyRangeTest, TheDeviceIsWaitedForBeforeAnythingIsUnmapped) {
 }
 
 TEST_F(FaultyRangeTest, ARangeFillsInTheBackgroundFromTheFront) {
-  std::atomic<int> allowed = 0;
-  std::atomic<int> filled = 0;
-  driver_->on_fill = [&] {
-    while (filled >= allowed) std::this_thread::yield();
-    ++filled;
-  };
+  fill_what_is_allowed();
   MappedRange range(driver_, filler_, kReserved, kGranule);
   resize(range, 4 * kGranule);
   EXPECT_EQ(range.mapped_bytes(), 4 * kGranule);
   EXPECT_EQ(range.usable_bytes(), 0u);
-  allowed = 2;
+  allowed_ = 2;
   range.wait_usable(2 * kGranule);
   EXPECT_EQ(range.usable_bytes(), 2 * kGranule);
-  allowed = 4;
+  allowed_ = 4;
   range.wait_usable(kReserved);  // as far as it is mapped
   EXPECT_EQ(range.usable_bytes(), 4 * kGranule);
 }
 
 TEST_F(FaultyRangeTest, RangesFillInTurns) {
-  std::atomic<int> allowed = 0;
-  std::atomic<int> filled = 0;
-  driver_->on_fill = [&] {
-    while (filled >= allowed) std::this_thread::yield();
-    ++filled;
-  };
+  fill_what_is_allowed();
   MappedRange one(driver_, filler_, kReserved, kGranule);
   MappedRange two(driver_, filler_, kReserved, kGranule);
   resize(one, kReserved);
   resize(two, kReserved);
-  allowed = 8;
+  allowed_ = 8;
   while (one.usable_bytes() + two.usable_bytes() < 8 * kGranule) std::this_thread::yield();
   EXPECT_EQ(one.usable_bytes(), two.usable_bytes());
-  allowed = 16;
+  allowed_ = 16;
   one.wait_usable(kReserved);
   two.wait_usable(kReserved);
 }
@@ -141,16 +141,11 @@ TEST_F(FaultyRangeTest, ManyThreadsMayWaitForTheFill) {
 }
 
 TEST_F(FaultyRangeTest, AShrinkWakesWhoWaitsForWhatIsGone) {
-  std::atomic<int> allowed = 0;
-  std::atomic<int> filled = 0;
-  driver_->on_fill = [&] {
-    while (filled >= allowed) std::this_thread::yield();
-    ++filled;
-  };
+  fill_what_is_allowed();
   MappedRange range(driver_, filler_, kReserved, kGranule);
   for (int round = 0; round < 20; ++round) {
-    filled = 0;
-    allowed = 1;
+    filled_ = 0;
+    allowed_ = 1;
     resize(range, kReserved);
     std::vector<std::future<void>> waiters;
     for (int i = 0; i < 4; ++i) {
@@ -158,12 +153,12 @@ TEST_F(FaultyRangeTest, AShrinkWakesWhoWaitsForWhatIsGone) {
     }
     range.wait_usable(kGranule);
     for (int i = 0; i < 1'000; ++i) std::this_thread::yield();  // time for them to wait
-    allowed = 2;  // what is being filled while it shrinks
+    allowed_ = 2;  // what is being filled while it shrinks
     resize(range, kGranule);
     const bool woken = std::ranges::all_of(waiters, [](const std::future<void>& waiter) {
       return waiter.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
     });
-    allowed = 100;
+    allowed_ = 100;
     resize(range, 2 * kGranule);  // wakes who was not, so that the test ends
     range.wait_usable(2 * kGranule);
     ASSERT_TRUE(woken);
