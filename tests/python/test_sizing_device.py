@@ -11,7 +11,7 @@ import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, small, tiny_dsa, tiny_v4
 from sparse_kvcm.models import load_geometry
 from sparse_kvcm.sizing import Workload, find_capacity, size_device
-from sparse_kvcm.sizing.buffers import arena_bytes, batch_bytes, engine_buffers, entry_bytes
+from sparse_kvcm.sizing.buffers import batch_memory, engine_buffers, manager_memory
 from sparse_kvcm.sizing.device import max_batch, pool_tokens, quota_for_tokens
 
 
@@ -33,7 +33,8 @@ def test_a_batch_s_bytes_are_those_from_its_first_array_to_its_last(rows: int, l
     out = batch.resolve(last, np.full(rows, -1, np.int32), selection)
     end = address(out.errors) + rows * 4
     used = end - address(batch.row_states)
-    assert batch_bytes(config, rows, workload.max_units) == -(-used // 256) * 256
+    assert batch_memory(workload, rows).device_bytes == -(-used // 256) * 256
+    assert batch.memory_use() == batch_memory(workload, rows)
     assert batch.max_pages == workload.pages(length)
 
 
@@ -42,9 +43,14 @@ def test_a_batch_s_bytes_are_those_from_its_first_array_to_its_last(rows: int, l
 def test_arena_and_entries_are_what_a_manager_holds(geometry: Any, factor: float) -> None:
     workload = small(1000, geometry=geometry, gpu_cache_factor=factor)
     config = workload.manager_config(3, host_pages=2)
-    use = kvcm.KvCacheManager(config).memory_use()
-    assert arena_bytes(config) == use.arena_bytes
-    assert entry_bytes(config) == use.metadata_bytes
+    manager = kvcm.KvCacheManager(config)
+    planned = manager_memory(workload, 3)
+    arenas = [np.asarray(manager.arena(layer)) for layer in manager.layers]
+    assert planned.arena_bytes == sum(arena.nbytes for arena in arenas)
+    assert planned.metadata_bytes == len(geometry.groups) * 4 * (
+        3 * workload.lease_pages * workload.units_per_page + 3
+    )
+    assert kvcm.planned_memory(config) == manager.memory_use()
     assert config.cached_slots >= factor * geometry.top_k
     assert config.cached_slots < factor * geometry.top_k + workload.units_per_page
 
@@ -58,13 +64,13 @@ def test_what_is_no_pool_leaves_the_budget_first() -> None:
     workload = small(1000, num_batches=2)
     budget = 64 * MIB
     sizing = size_device(workload, budget, 5, offload=True)
-    config = workload.manager_config(5, 1)
+    manager = manager_memory(workload, 5)
     assert sizing.layout is not None
     engine = sum(s.num_bytes for s in engine_buffers(workload, sizing.layout, 5, offload=True))
     assert sizing.fixed == {
-        "arena": arena_bytes(config),
-        "entries": entry_bytes(config),
-        "batch buffers": 2 * batch_bytes(config, 5, 1000),
+        "arena": manager.arena_bytes,
+        "entries": manager.metadata_bytes,
+        "batch buffers": 2 * batch_memory(workload, 5).device_bytes,
         "attention buffers": 2 * engine,
     }
     assert sizing.pool_quota <= budget - sizing.fixed_bytes < sizing.pool_quota + 2 * MIB

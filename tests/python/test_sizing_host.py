@@ -17,7 +17,7 @@ from sparse_kvcm.sizing import (
     host_memory,
     size_host,
 )
-from sparse_kvcm.sizing.buffers import staging_bytes
+from sparse_kvcm.sizing.buffers import batch_memory
 from sparse_kvcm.sizing.host import page_bytes
 
 
@@ -117,12 +117,13 @@ def test_automatic_size_stops_at_what_may_be_pinned_staging_included() -> None:
     memory = HostMemory({"MemAvailable": 2 * history_floor(workload) + 100 * MIB})
     sizing = size_host(workload, 100_000, memory)
     assert memory.automatic - sizing.page_bytes < sizing.total_bytes <= memory.automatic
-    assert sizing.staging == staging_bytes(workload, 100_000)
+    # Two chunks for 100,000 rows of 8 words and 16 pages, two reports of 3 words a row and one.
+    assert sizing.staging == 2 * (16 * MIB + (3 * 100_000 + 1) * 4)
 
 
 def test_automatic_size_is_raised_to_the_floor() -> None:
     workload = small(1000)
-    floor = history_floor(workload) + staging_bytes(workload, 1)
+    floor = history_floor(workload) + batch_memory(workload, 1).staging_bytes
     sizing = size_host(workload, 1, HostMemory({"MemAvailable": floor}))
     assert floor - page_bytes(workload) < sizing.total_bytes <= floor
 
@@ -136,7 +137,7 @@ def test_less_than_the_floor_is_a_refusal_not_a_fall_back() -> None:
 
 def test_explicit_size_below_the_floor_names_the_size_needed() -> None:
     workload = small(1000)
-    floor = history_floor(workload) + staging_bytes(workload, 2)
+    floor = history_floor(workload) + batch_memory(workload, 2).staging_bytes
     assert size_host(workload, 2, PLENTY, host_history_size=floor).floor == floor
     with pytest.raises(kvcm.InvalidArgument) as error:
         size_host(workload, 2, PLENTY, host_history_size=floor - 1)

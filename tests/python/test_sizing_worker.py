@@ -20,7 +20,6 @@ from sparse_kvcm.sizing import HostMemory, Machine, allocate, measure, size_work
 def planned(sizing: Any) -> dict[str, int]:
     """The parts of a sizing that `measure` measures."""
     parts = {**sizing.device.fixed, "pools": sizing.device.pool_bytes}
-    parts.pop("batch buffers", None)
     if sizing.device.host_cache_bytes:
         parts["host cache"] = sizing.device.host_cache_bytes
     if sizing.host is not None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from sparse_kvcm._core import InvalidArgument, host_row
 from sparse_kvcm.planner.locality import Locality
-from sparse_kvcm.sizing.buffers import arena_bytes, entry_bytes, staging_bytes
+from sparse_kvcm.sizing.buffers import batch_memory, manager_memory
 from sparse_kvcm.sizing.capacity import ADVICE, Capacity, find_capacity, fitting_batch
 from sparse_kvcm.sizing.device import GPU_LEVEL, size_device
 from sparse_kvcm.sizing.host import page_bytes
-from sparse_kvcm.sizing.workload import MAX_CACHED_SLOTS, Workload
+from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, MAX_CACHED_SLOTS, Workload
 
 FACTOR_GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 
@@ -198,8 +198,9 @@ def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> Of
 
 def row_bytes(workload: Workload) -> int:
     """Device bytes of a lease: slots of all member layers, entries, a clock per group."""
-    one, two = (workload.manager_config(batch, host_pages=1) for batch in (1, 2))
-    return arena_bytes(two) - arena_bytes(one) + entry_bytes(two) - entry_bytes(one)
+    one, two = (manager_memory(workload, batch) for batch in (1, 2))
+    arena = two.arena_bytes - one.arena_bytes  # without the trash page, which all share
+    return arena + two.metadata_bytes - one.metadata_bytes
 
 
 def recommend_factor(workload: Workload, budgets: Budgets, locality: Locality) -> float:
@@ -232,8 +233,9 @@ def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
         return None
     request = workload.pages(workload.usual_seq_len) * page_bytes(workload)
     rows = max(1, budgets.host_bytes // request)  # the host holds no more
-    rows = min(rows, budgets.max_batch_size or rows)
-    return max(0, budgets.host_bytes - workload.num_batches * staging_bytes(workload, rows))
+    rows = min(rows, budgets.max_batch_size or rows, workload.most_leases, MAX_BATCH_SIZE)
+    staging = workload.num_batches * batch_memory(workload, rows).staging_bytes
+    return max(0, budgets.host_bytes - staging)
 
 
 def _tokens_per_s(batch: int, fetch_bytes: float, budgets: Budgets) -> float:

@@ -66,10 +66,7 @@ def _allocate(sizing: WorkerSizing) -> Allocation:
 
 
 def measure(allocation: Allocation) -> dict[str, int]:
-    """Bytes that are really there, by the parts of a sizing, with "pools" and "host history".
-
-    "batch buffers" is left out: a Batch does not tell its bytes.
-    """
+    """Bytes that are really there, by the parts of a sizing, with "pools" and "host history"."""
     parts = {"pools": allocation.storage.get_num_bytes(GPU_LEVEL)}
     if len(allocation.storage.config.cache_tiers) > HOST_LEVEL:
         parts["host cache"] = allocation.storage.get_num_bytes(HOST_LEVEL)
@@ -78,6 +75,9 @@ def measure(allocation: Allocation) -> dict[str, int]:
         parts["arena"] = use.arena_bytes
         parts["entries"] = use.metadata_bytes
         parts["host history"] = use.host_bytes
+        parts["batch buffers"] = sum(
+            batch.memory_use().device_bytes for batch in allocation.batches
+        )
     if allocation.engine:
         parts["attention buffers"] = sum(
             array.nbytes for arrays in allocation.engine for array in arrays.values()

@@ -22,10 +22,9 @@ from sparse_kvcm._core import (
 from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.buffers import (
     BufferSpec,
-    arena_bytes,
-    batch_bytes,
+    batch_memory,
     engine_buffers,
-    entry_bytes,
+    manager_memory,
 )
 from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
 
@@ -141,10 +140,10 @@ def size_device(
     copies = workload.num_batches
     fixed = {"attention buffers": copies * sum(spec.num_bytes for spec in engine)}
     if offload:
-        manager = workload.manager_config(batch, host_pages=1)
-        fixed["arena"] = arena_bytes(manager)
-        fixed["entries"] = entry_bytes(manager)
-        fixed["batch buffers"] = copies * batch_bytes(manager, batch, workload.max_units)
+        manager = manager_memory(workload, batch)
+        fixed["arena"] = manager.arena_bytes
+        fixed["entries"] = manager.metadata_bytes
+        fixed["batch buffers"] = copies * batch_memory(workload, batch).device_bytes
     fixed = {part: fixed[part] for part in FIXED_PARTS if part in fixed}
     quota = _whole_granules(workload, budget - sum(fixed.values()), offload=offload)
     storage = None

@@ -16,7 +16,7 @@ from sparse_kvcm._core import (
     StorageLayout,
 )
 from sparse_kvcm.byte_counts import show_bytes
-from sparse_kvcm.sizing.buffers import staging_bytes
+from sparse_kvcm.sizing.buffers import batch_memory
 from sparse_kvcm.sizing.device import HOST_LEVEL
 from sparse_kvcm.sizing.host_memory import HostMemory
 from sparse_kvcm.sizing.workload import Workload
@@ -85,7 +85,7 @@ def size_host(
         If the size is below the floor, or more than may be pinned. Names the size needed or the
         limit, and what to change.
     """
-    staging = workload.num_batches * staging_bytes(workload, batch)
+    staging = workload.num_batches * batch_memory(workload, batch).staging_bytes
     wanted = batch * workload.pages(workload.usual_seq_len) * page_bytes(workload) + staging
     floor = history_floor(workload) + staging
     if host_history_size is None:
