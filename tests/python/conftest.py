@@ -25,6 +25,7 @@ collect_ignore_glob = (
     else [
         f"test_{name}.py"
         for name in (
+            "base_manager",
             "cli",
             "config",
             "decode_worker",

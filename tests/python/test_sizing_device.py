@@ -105,13 +105,16 @@ def test_a_resident_worker_has_neither_arena_nor_batch() -> None:
 
 def test_resident_pools_hold_index_keys_too() -> None:
     geometry = load_geometry("glm-5.2")
-    sizing = size_device(Workload(geometry, 32_928), 100 * GIB, 1, offload=False)
+    sizing = size_device(Workload(geometry, 32_928, "fp8"), 100 * GIB, 1, offload=False)
     assert sizing.layout is not None
     slots = sizing.layout.count_slots(kvcm.BatchDesc([kvcm.KvCacheDesc(64, 63)]))
     per_page = sum(
         n * sum(g.slot_bytes) for n, g in zip(slots, sizing.layout.pool_groups, strict=True)
     )
     assert per_page == 64 * 47_700
+    # And so does the quota of a number of tokens, which a warm-up is estimated with.
+    more = quota_for_tokens(sizing, 32_928 * 64) - quota_for_tokens(sizing, 32_928 * 32)
+    assert more == pytest.approx(32_928 * 32 * 47_700 / 0.97, rel=0.01)
 
 
 # 33,024 = 129 x 256: at the last token of a page a window has one page, at the first it has two.
@@ -211,14 +214,19 @@ def test_capacity_names_the_limit_that_binds_and_the_batch() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_seq_len": 0}, r"max_seq_len must be in \[1, 16777215\], got 0"),
-        ({"max_seq_len": 1 << 24}, "max_seq_len must be in .*, got 16777216"),
-        ({"avg_seq_len": 1001}, r"avg_seq_len must be in \[1, 1000\], got 1001"),
+        ({"max_seq_len": 0}, r"max_seq_len must be an integer in \[1, 16777215\], got 0"),
+        ({"max_seq_len": 1 << 24}, "max_seq_len must be .*, got 16777216"),
+        ({"max_seq_len": 10.5}, "max_seq_len must be an integer .*, got 10.5"),
+        ({"avg_seq_len": 1001}, r"avg_seq_len must be an integer in \[1, 1000\], got 1001"),
         ({"gpu_cache_factor": 0.5}, r"gpu_cache_factor must be in \[1, .*, got 0.5"),
         ({"gpu_cache_factor": 1024}, "gpu_cache_factor must be in .*, got 1024"),
-        ({"gpu_cache_factor": 1023.9}, r"cached slots of gpu_cache_factor .*65535\], got 65536"),
+        ({"gpu_cache_factor": 1023.1}, r"gpu_cache_factor must be in \[1, 1023\], .*, got 1023.1"),
+        ({"tokens_per_block": 65_537}, r"tokens_per_block must be .* 65536\], got 65537"),
+        ({"max_util_for_resume": 0}, r"max_util_for_resume must be in \[0.001, 1\], got 0"),
+        ({"kv_dtype": "int8"}, "kv_dtype of a DSA model must be one of .*, got 'int8'"),
+        ({"index_dtype": "int8"}, "index_dtype must be one of .*, got 'int8'"),
         ({"gpu_cache_factor": float("nan")}, "gpu_cache_factor must be in .*, got nan"),
-        ({"num_batches": 0}, r"num_batches must be in \[1, 16\], got 0"),
+        ({"num_batches": 0}, r"num_batches must be an integer in \[1, 16\], got 0"),
     ],
 )
 def test_a_bad_workload_is_refused_by_field(changes: dict[str, Any], message: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -85,6 +87,11 @@ def test_a_configuration_that_is_accepted_allocates_what_was_planned(
     assert len(allocation.batches) == len(allocation.engine) == 1
     manager = allocation.manager
     assert manager is not None
+    # What the storage behind it maps: every pool in whole pages of the system.
+    pools = [int(np.prod(manager.host_history(g).shape)) for g in range(manager.num_groups)]
+    page = os.sysconf("SC_PAGESIZE")
+    assert sum(pools) == sizing.host.history_bytes
+    assert manager.storage.get_num_bytes(1) == sum(-(-size // page) * page for size in pools)
     requests = [
         manager.create_kv_cache(need=sizing.device.workload.max_units)
         for _ in range(sizing.device.batch)
@@ -170,15 +177,29 @@ def test_a_budget_of_the_configuration_lowers_the_machine_s() -> None:
     assert 20_000_000 < sizing.device.total_bytes <= 24_000_000
 
 
+@pytest.mark.parametrize("budget", [-1, (1 << 60) + 1, 1e9, float("nan"), "1GB"])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(budget: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"\[Machine\] device_budget must be an integer"):
+        Machine(budget)
+
+
+def test_more_requests_than_slots_have_numbers_are_refused_by_their_field() -> None:
+    big = tiny_dsa(top_k=2048)
+    plenty = HostMemory({"MemAvailable": 1 << 60})
+    with pytest.raises(kvcm.InvalidArgument, match=r"max_batch_size must be .*, got 1048576"):
+        size_worker(worker_config(1 << 20, 32_928), big, machine(1 << 50, plenty))
+
+
+def test_history_is_no_larger_than_its_pages_have_numbers() -> None:
+    config = worker_config(3, 1000, {"host_history_size": 1 << 50})
+    sizing = size_worker(config, tiny_dsa(), machine(host=HostMemory({"MemAvailable": 1 << 60})))
+    assert sizing.host is not None
+    assert sizing.host.pages == (1 << 31) - 1
+
+
 def test_another_model_s_algorithm_is_refused() -> None:
     with pytest.raises(kvcm.InvalidArgument, match="algorithm must be deepseek_v4 .*, got dsa"):
         size_worker(worker_config(), tiny_v4(), machine())
-
-
-def test_gates_come_before_sizes() -> None:
-    config = worker_config().model_copy(update={"max_beam_width": 2})
-    with pytest.raises(kvcm.InvalidArgument, match="max_beam_width must be 1"):
-        size_worker(config, tiny_dsa(), machine(1))
 
 
 def test_an_allocation_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +222,9 @@ def test_an_allocation_that_fails_half_way_leaves_nothing(monkeypatch: pytest.Mo
 
 
 def test_host_history_is_capped_by_what_is_automatic() -> None:
-    memory = HostMemory({"MemAvailable": GIB}, local_ranks=2)
-    sizing = size_worker(worker_config(1 << 16, 5000), tiny_dsa(), machine(40 * GIB, memory))
+    memory = HostMemory({"MemAvailable": GIB})  # of the machine; the configuration's ranks share it
+    config = worker_config(1 << 16, 5000).model_copy(update={"local_ranks": 2})
+    sizing = size_worker(config, tiny_dsa(), machine(40 * GIB, memory))
     assert sizing.host is not None
     assert sizing.host.total_bytes <= GIB // 4
     assert sizing.capacity.binding == "host history"

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from sparse_kvcm.config import WorkerConfig
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from sparse_kvcm.models import ModelGeometry
 from sparse_kvcm.planner.locality import LOCALITIES, Locality, find_locality
 from sparse_kvcm.planner.plan import (
+    FACTOR_GRID,
     Budgets,
     FactorPoint,
     OffloadSide,
     Plan,
     Side,
+    fastest,
     make_plan,
     recommend_factor,
     row_bytes,
+    seats,
     sweep_factors,
 )
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
-from sparse_kvcm.sizing.worker import workload_of
+from sparse_kvcm.sizing.worker import Machine, workload_of
+
+if TYPE_CHECKING:
+    from sparse_kvcm.config import WorkerConfig
 
 __all__ = [
     "LOCALITIES",
@@ -39,19 +47,20 @@ __all__ = [
 def resolve_auto(
     config: WorkerConfig,
     geometry: ModelGeometry,
-    budgets: Budgets,
+    machine: Machine,
     locality: str | None = None,
     ranks: Ranks | None = None,
 ) -> WorkerConfig:
     """Replace ``gpu_cache_factor: auto`` by the planner's choice; return others as they are.
 
-    A collective call where it is ``auto``: all ranks take the least of their choices.
+    The choice is the fastest of those with which max_batch_size requests can be seated. A
+    collective call where it is ``auto``: all ranks take the least of their choices.
 
     Parameters
     ----------
     config : WorkerConfig
     geometry : ModelGeometry
-    budgets : Budgets
+    machine : Machine
     locality : str, optional
         The curve to go by; without it the one nearest to the model.
     ranks : Ranks, optional
@@ -67,11 +76,21 @@ def resolve_auto(
         )
         return config.model_copy(update={"sparse_attention_config": attention})
 
-    ranks = SingleRank() if ranks is None else ranks
-
     def choose() -> float:
-        workload = workload_of(with_factor(2.0), geometry)
-        return recommend_factor(workload, budgets, find_locality(locality, geometry.name))
+        kv = config.kv_cache_config
+        workload = workload_of(with_factor(FACTOR_GRID[0]), geometry, machine.device)
+        host = offload.host_history_size or machine.host_memory(config).automatic
+        budgets = Budgets(
+            machine.budget(config), host, machine.link_gb_s, max_batch_size=kv.max_batch_size
+        )
+        curve = find_locality(locality, geometry.name)
+        seated = [
+            point
+            for point in sweep_factors(workload, budgets, curve)
+            if seats(replace(workload, gpu_cache_factor=point.gpu_cache_factor), budgets)
+        ]
+        return fastest(seated).gpu_cache_factor if seated else FACTOR_GRID[0]
 
+    ranks = SingleRank() if ranks is None else ranks
     halves = ranks.minimum([int(2 * on_every_rank(ranks, choose))])
     return with_factor(halves[0] / 2)

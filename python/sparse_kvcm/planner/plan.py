@@ -6,6 +6,7 @@ from a locality curve, and a step that takes `step_ms` plus an unhidden fetch at
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -115,6 +116,14 @@ class Plan:
     recommended_gpu_cache_factor: float
 
     @property
+    def warnings(self) -> list[str]:
+        """What the plan leaves out of account, a sentence each."""
+        geometry, length = self.workload.geometry, self.workload.max_seq_len
+        if length <= geometry.max_seq_len:
+            return []
+        return [f"{geometry.name} takes sequences of {geometry.max_seq_len} tokens, not {length}."]
+
+    @property
     def resident_tokens_per_s(self) -> float:
         """Predicted."""
         return 1000 * self.resident.max_batch / self.budgets.step_ms
@@ -133,6 +142,7 @@ class Plan:
             "resident": asdict(self.resident) | {"tokens_per_s": self.resident_tokens_per_s},
             "offload": asdict(self.offload),
             "recommended_gpu_cache_factor": self.recommended_gpu_cache_factor,
+            "warnings": self.warnings,
         }
 
 
@@ -150,8 +160,9 @@ def make_plan(
         Plan with the recommended gpu_cache_factor instead of the workload's.
     """
     for field in ("link_gb_s", "step_ms"):
-        if not getattr(budgets, field) > 0:
-            raise InvalidArgument(f"[make_plan] {field} must be > 0, got {getattr(budgets, field)}")
+        value = getattr(budgets, field)
+        if not 0 < value < math.inf:
+            raise InvalidArgument(f"[make_plan] {field} must be > 0 and finite, got {value}")
     factor = recommend_factor(workload, budgets, locality)
     if auto_factor:
         workload = replace(workload, gpu_cache_factor=factor)
@@ -205,8 +216,19 @@ def row_bytes(workload: Workload) -> int:
 
 def recommend_factor(workload: Workload, budgets: Budgets, locality: Locality) -> float:
     """The gpu_cache_factor from `FACTOR_GRID` with the most predicted tokens a second."""
-    points = sweep_factors(workload, budgets, locality)
-    return max(points, key=lambda point: point.tokens_per_s).gpu_cache_factor
+    return fastest(sweep_factors(workload, budgets, locality)).gpu_cache_factor
+
+
+def fastest(points: list[FactorPoint]) -> FactorPoint:
+    """The one with the most predicted tokens a second."""
+    return max(points, key=lambda point: point.tokens_per_s)
+
+
+def seats(workload: Workload, budgets: Budgets) -> bool:
+    """Whether an offloading worker can seat max_batch_size requests, whatever their length."""
+    one = workload.decode_step(1, workload.max_seq_len)
+    batch = budgets.max_batch_size or 1
+    return size_device(workload, budgets.device_bytes, batch, offload=True, pool_batch=one).fits
 
 
 def sweep_factors(workload: Workload, budgets: Budgets, locality: Locality) -> list[FactorPoint]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from sparse_kvcm._core import Batch, InvalidState, KvCacheManager, Storage
 from sparse_kvcm.sizing.device import GPU_LEVEL, HOST_LEVEL
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
@@ -55,6 +53,8 @@ def _allocate(sizing: WorkerSizing) -> Allocation:
             for _ in range(workload.num_batches)
         ]
     if workload.device == "cpu":
+        import numpy as np  # not for those who only plan
+
         allocation.engine = [
             {
                 spec.name: np.zeros((*spec.shape, spec.item_bytes), np.uint8)

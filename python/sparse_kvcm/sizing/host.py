@@ -19,7 +19,7 @@ from sparse_kvcm.byte_counts import show_bytes
 from sparse_kvcm.sizing.buffers import batch_memory
 from sparse_kvcm.sizing.device import HOST_LEVEL
 from sparse_kvcm.sizing.host_memory import HostMemory
-from sparse_kvcm.sizing.workload import Workload
+from sparse_kvcm.sizing.workload import MAX_HISTORY_PAGES, Workload
 
 FUNCTION = "size_host"
 
@@ -50,7 +50,7 @@ class HostSizing:
 
     @property
     def history_bytes(self) -> int:
-        """What the manager pins."""
+        """What the manager pins; each pool's last page of the system may be used in part."""
         return self.pages * self.page_bytes
 
     @property
@@ -111,7 +111,7 @@ def size_host(
                 f"{memory.binding} leaves to each of {memory.local_ranks} local ranks, got {size}; "
                 f"{memory.advice}, or lower it"
             )
-    pages = (size - staging) // page_bytes(workload)
+    pages = min(MAX_HISTORY_PAGES, (size - staging) // page_bytes(workload))
     return HostSizing(pages, page_bytes(workload), staging, floor, host_history_size is None)
 
 
