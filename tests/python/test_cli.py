@@ -40,6 +40,13 @@ def test_plan_writes_the_documented_keys() -> None:
     assert result["seq_len"] == 32_928
 
 
+def test_v4_flash_is_admitted_as_published_by_default() -> None:
+    model = ["plan", "--model", "deepseek-v4-flash", "--gpu-cache-factor", "4"]
+    result = json.loads(run(*model, "--device-budget", "150.85GB", "--json"))
+    assert result["resident"]["max_batch"] == 633
+    assert result["offload"]["max_batch"] >= 1500
+
+
 def test_the_table_has_the_figures_of_the_json() -> None:
     result, table = plan_json(), run(*GLM)
     assert f"{result['offload']['max_batch']}" in table
