@@ -29,7 +29,7 @@ collect_ignore_glob = (
             "cli",
             "config",
             "decode_worker",
-            "memory_group",
+            "memory_limits",
             "models",
             "planner",
             "ranks",

@@ -65,7 +65,7 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
         max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0])),
         tokens_per_block=draw(st.sampled_from([None, None, 128, 256])),
         host_cache_size=draw(st.none() | st.integers(1, 48 * MIB)),
-    )
+    ).model_copy(update={"num_batches": draw(st.integers(1, 2))})
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))
     budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
     memory = HostMemory({"MemAvailable": host})
@@ -84,7 +84,7 @@ def test_a_configuration_that_is_accepted_allocates_what_was_planned(
     assert sizing.host.total_bytes <= where.host.per_rank
     allocation = allocate(sizing)
     assert measure(allocation) == planned(sizing)
-    assert len(allocation.batches) == len(allocation.engine) == 1
+    assert len(allocation.batches) == len(allocation.engine) == config.num_batches
     manager = allocation.manager
     assert manager is not None
     # What the storage behind it maps: every pool in whole pages of the system.

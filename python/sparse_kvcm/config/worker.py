@@ -73,6 +73,9 @@ class WorkerConfig(ConfigModel):
     generation_only: bool = Field(
         False, description="Decodes only: prompts come in computed. Also Helix workers' flag."
     )
+    num_batches: int = Field(
+        1, ge=1, le=16, description="Copies of a Batch's buffers: 2 with an overlap scheduler."
+    )
     pipeline_parallel_size: int = Field(1, ge=1)
     context_parallel: ContextParallelConfig = ContextParallelConfig()
     max_draft_len: int = Field(0, ge=0, description="Tokens of speculative decoding.")

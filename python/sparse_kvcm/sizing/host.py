@@ -14,6 +14,8 @@ from sparse_kvcm._core import (
     InvalidArgument,
     StorageConfig,
     StorageLayout,
+    planned_memory,
+    sparse_backing_medium,
 )
 from sparse_kvcm.byte_counts import show_bytes
 from sparse_kvcm.sizing.buffers import batch_memory
@@ -117,7 +119,7 @@ def size_host(
 
 def page_bytes(workload: Workload) -> int:
     """Bytes of one page of history, all selection groups together."""
-    return sum(StorageLayout(_history_config(workload, 1)).pool_groups[0].slot_bytes)
+    return planned_memory(workload.manager_config(batch=1, host_pages=1)).host_bytes
 
 
 def history_floor(workload: Workload) -> int:
@@ -140,7 +142,7 @@ def _history_config(workload: Workload, quota: int) -> StorageConfig:
     return StorageConfig(
         cache_tiers=[
             CacheTierConfig(CacheTier.GPU_MEM, 1),
-            CacheTierConfig(CacheTier.HOST_MEM, quota),
+            CacheTierConfig(sparse_backing_medium(), quota),
         ],
         layers=geometry.sparse_layers(workload.tokens_per_block, workload.kv_dtype),
         selection_groups=workload.selection_groups(),

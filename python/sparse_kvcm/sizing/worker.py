@@ -106,7 +106,8 @@ def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cp
         factor,
         kv.max_util_for_resume,
         kv.host_cache_size or 0,
-        device=device,
+        config.num_batches,
+        device,
     )
 
 
