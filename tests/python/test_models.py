@@ -148,6 +148,11 @@ def test_a_config_json_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
     assert load_geometry(path) == load_geometry(tmp_path)
 
 
+def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', a unit"):
+        geometry_of(glm(kv_lora_rank=32, qk_rope_head_dim=4)).unit_layout("nvfp4")
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -194,6 +194,16 @@ def test_a_quota_turned_to_tokens_and_back_is_no_larger() -> None:
         assert tokens % 64 == 0
 
 
+def test_tokens_of_short_requests_are_counted_in_whole_pages() -> None:
+    sizing = size_device(small(1), 64 * MIB, 1000, offload=True)
+    assert pool_tokens(sizing) == 1000 * 64  # a page each, whatever the length
+
+
+def test_pools_of_more_slots_than_have_numbers_do_not_fit() -> None:
+    workload = small(60_000, tokens_per_block=1, max_util_for_resume=0.001)
+    assert not size_device(workload, 1 << 60, 100, offload=True).fits
+
+
 def test_capacity_names_the_limit_that_binds_and_the_batch() -> None:
     workload = small(20_000)
     page = 64 * (48 + 48 + 144)  # bytes of a history page: rows of 36, 36 and 4 x 36 up to 16

@@ -169,6 +169,17 @@ def test_floor_of_a_real_model_is_its_history_and_little_more(model: str) -> Non
     assert history_floor(workload) <= history / 0.97 + 2 * pools * 32 * MIB + GIB // 8
 
 
+def test_a_floor_of_more_pages_than_have_numbers_is_refused_by_the_length() -> None:
+    geometry = tiny_dsa(max_position_embeddings=1 << 24)
+    workload = small(
+        (1 << 24) - 1, geometry=geometry, tokens_per_block=1, max_util_for_resume=0.001
+    )
+    with pytest.raises(
+        kvcm.InvalidArgument, match=r"\[size_host\] max_seq_len must be .*, got 1677"
+    ):
+        history_floor(workload)
+
+
 def test_floor_is_of_the_sparse_layers_alone() -> None:
     assert history_floor(small(1000, index_dtype="bf16")) == history_floor(small(1000))
     assert history_floor(small(1000, geometry=tiny_dsa(2))) < history_floor(small(1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import weakref
 from typing import Any
@@ -30,8 +31,18 @@ def planned(sizing: Any) -> dict[str, int]:
 
 
 def check_refusal(message: str) -> None:
-    fields = ("max_batch_size", "host_history_size", "host memory", "host_cache_size", "budget")
-    assert any(f"{field} must be " in message for field in fields), message
+    fields = (
+        "max_batch_size",
+        "host_history_size",
+        "host memory",
+        "host_cache_size",
+        "device budget",
+        "gpu_cache_factor",
+        "tokens_per_block",
+        "kv_dtype",
+        "max_seq_len",
+    )
+    assert re.match(rf"\[\w+\] (the )?({'|'.join(fields)}) (of a [\w-]+ model )?must be ", message)
     assert "got " in message
 
 
@@ -51,19 +62,24 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
     longest = draw(st.sampled_from([1, 63, 64, 65, 128, 129, 1000, 2048]))
     geometry = draw(st.sampled_from(GEOMETRIES))
     sizes = st.sampled_from([24 * MIB, 48 * MIB]) if plenty else st.integers(1, 48 * MIB)
+    dtypes, pages, factors = ["fp8", "bf16"], [None, None, 128, 256], [1, 1.5, 2, 4]
+    if not plenty:
+        dtypes += ["fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]
+        pages += [1, 3, 64, 384, 65_536]
+        factors += [33, 1e9]
     config = worker_config(
-        draw(st.integers(1, 9)),
+        draw(st.integers(1, 9)) if plenty else draw(st.integers(1, 9) | st.just(1 << 20)),
         longest,
         {
-            "gpu_cache_factor": draw(st.sampled_from([1, 1.5, 2, 4])),
+            "gpu_cache_factor": draw(st.sampled_from(factors)),
             "host_history_size": draw(st.none() | sizes),
         },
         algorithm=geometry.algorithm,
         avg_seq_len=draw(st.none() | st.integers(1, longest)),
         index_dtype=draw(st.sampled_from(["fp8", "bf16", "mxfp4"])),
-        dtype=draw(st.sampled_from(["fp8", "bf16"])),
-        max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0])),
-        tokens_per_block=draw(st.sampled_from([None, None, 128, 256])),
+        dtype=draw(st.sampled_from(dtypes)),
+        max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0] if plenty else [0.001, 0.97])),
+        tokens_per_block=draw(st.sampled_from(pages)),
         host_cache_size=draw(st.none() | st.integers(1, 48 * MIB)),
     ).model_copy(update={"num_batches": draw(st.integers(1, 2))})
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))

@@ -14,6 +14,7 @@ from sparse_kvcm._core import (
     BatchDesc,
     CacheTier,
     CacheTierConfig,
+    InvalidArgument,
     KvCacheDesc,
     LayerConfig,
     StorageConfig,
@@ -30,6 +31,7 @@ from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
 
 GPU_LEVEL = 0
 HOST_LEVEL = 1
+MAX_FLOOR = 1 << 62  # more than any budget
 # Parts that grow with the batch and are no pools, in the order of reports.
 FIXED_PARTS = ("arena", "entries", "batch buffers", "attention buffers")
 
@@ -80,8 +82,13 @@ class DeviceSizing:
 
     @property
     def pool_floor(self) -> int:
-        """The least that the pools take for this batch."""
-        return 0 if self.layout is None else self.layout.min_quota(GPU_LEVEL)
+        """The least that the pools take for this batch; `MAX_FLOOR` if slots lack numbers."""
+        if self.layout is None:
+            return 0
+        try:
+            return self.layout.min_quota(GPU_LEVEL)
+        except InvalidArgument:
+            return MAX_FLOOR
 
     @property
     def fits(self) -> bool:
@@ -195,9 +202,10 @@ def pool_tokens(sizing: DeviceSizing) -> int:
 
 
 def quota_for_tokens(sizing: DeviceSizing, tokens: int) -> int:
-    """The least quota of pools that hold so many tokens: tokens to quota."""
+    """The least quota of pools that hold so many tokens, in whole pages: tokens to quota."""
     longest = sizing.workload.usual_seq_len
-    whole, rest = divmod(tokens, longest)
+    pages = sizing.workload.pages(longest)
+    whole, rest = divmod(tokens, pages * sizing.workload.tokens_per_block)
     requests = [KvCacheDesc(longest, longest - 1)] * whole
     requests += [KvCacheDesc(rest, rest - 1)] if rest else []
     config = _pool_config(

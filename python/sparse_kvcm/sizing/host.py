@@ -130,7 +130,14 @@ def history_floor(workload: Workload) -> int:
     quota = 1
     while True:  # granules grow with the quota
         layout = StorageLayout(_history_config(workload, quota))
-        bytes_needed = layout.get_num_bytes(0, layout.min_slots()[0])
+        pages = layout.min_slots()[0]
+        if pages > MAX_HISTORY_PAGES:
+            raise InvalidArgument(
+                f"[{FUNCTION}] max_seq_len must be one whose pages at max_util_for_resume number "
+                f"{MAX_HISTORY_PAGES} at most, got {pages} pages of {workload.tokens_per_block} "
+                f"tokens; raise tokens_per_block or max_util_for_resume"
+            )
+        bytes_needed = layout.get_num_bytes(0, pages)
         bytes_needed += layout.granule_bytes(HOST_LEVEL) * len(layout.pool_groups[0].slot_bytes)
         if bytes_needed <= quota:
             return bytes_needed
