@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparse_kvcm.models import ModelGeometry
@@ -14,11 +13,9 @@ from sparse_kvcm.planner.plan import (
     OffloadSide,
     Plan,
     Side,
-    fastest,
     make_plan,
     recommend_factor,
     row_bytes,
-    seats,
     sweep_factors,
 )
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
@@ -53,8 +50,7 @@ def resolve_auto(
 ) -> WorkerConfig:
     """Replace ``gpu_cache_factor: auto`` by the planner's choice; return others as they are.
 
-    The choice is the fastest of those with which max_batch_size requests can be seated. A
-    collective call where it is ``auto``: all ranks take the least of their choices.
+    A collective call where it is ``auto``: all ranks take the least of their choices.
 
     Parameters
     ----------
@@ -77,19 +73,14 @@ def resolve_auto(
         return config.model_copy(update={"sparse_attention_config": attention})
 
     def choose() -> float:
-        kv = config.kv_cache_config
         workload = workload_of(with_factor(FACTOR_GRID[0]), geometry, machine.device)
-        host = offload.host_history_size or machine.host_memory(config).automatic
         budgets = Budgets(
-            machine.budget(config), host, machine.link_gb_s, max_batch_size=kv.max_batch_size
+            machine.budget(config),
+            offload.host_history_size or machine.host_memory(config).automatic,
+            machine.link_gb_s,
+            max_batch_size=config.kv_cache_config.max_batch_size,
         )
-        curve = find_locality(locality, geometry.name)
-        seated = [
-            point
-            for point in sweep_factors(workload, budgets, curve)
-            if seats(replace(workload, gpu_cache_factor=point.gpu_cache_factor), budgets)
-        ]
-        return fastest(seated).gpu_cache_factor if seated else FACTOR_GRID[0]
+        return recommend_factor(workload, budgets, find_locality(locality, geometry.name))
 
     ranks = SingleRank() if ranks is None else ranks
     halves = ranks.minimum([int(2 * on_every_rank(ranks, choose))])

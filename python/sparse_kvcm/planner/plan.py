@@ -215,20 +215,23 @@ def row_bytes(workload: Workload) -> int:
 
 
 def recommend_factor(workload: Workload, budgets: Budgets, locality: Locality) -> float:
-    """The gpu_cache_factor from `FACTOR_GRID` with the most predicted tokens a second."""
-    return fastest(sweep_factors(workload, budgets, locality)).gpu_cache_factor
+    """The gpu_cache_factor from `FACTOR_GRID` with the most predicted tokens a second.
+
+    With a max_batch_size it is one with which so many can be seated, if there is any.
+    """
+    points = sweep_factors(workload, budgets, locality)
+    seated = [point for point in points if _seats(workload, budgets, point.gpu_cache_factor)]
+    return max(seated or points, key=lambda point: point.tokens_per_s).gpu_cache_factor
 
 
-def fastest(points: list[FactorPoint]) -> FactorPoint:
-    """The one with the most predicted tokens a second."""
-    return max(points, key=lambda point: point.tokens_per_s)
-
-
-def seats(workload: Workload, budgets: Budgets) -> bool:
-    """Whether an offloading worker can seat max_batch_size requests, whatever their length."""
-    one = workload.decode_step(1, workload.max_seq_len)
+def _seats(workload: Workload, budgets: Budgets, factor: float) -> bool:
+    """Whether an offloading worker has leases for max_batch_size requests, whatever they are."""
+    changed = replace(workload, gpu_cache_factor=factor)
     batch = budgets.max_batch_size or 1
-    return size_device(workload, budgets.device_bytes, batch, offload=True, pool_batch=one).fits
+    if batch > min(changed.most_leases, MAX_BATCH_SIZE):
+        return False
+    one = changed.decode_step(1, changed.max_seq_len)
+    return size_device(changed, budgets.device_bytes, batch, offload=True, pool_batch=one).fits
 
 
 def sweep_factors(workload: Workload, budgets: Budgets, locality: Locality) -> list[FactorPoint]:
