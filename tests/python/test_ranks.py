@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,29 @@ def test_a_single_rank_agrees_with_itself() -> None:
         on_every_rank(ranks, lambda: {}["x"])
 
 
-def test_the_first_failure_of_others_is_named() -> None:
-    class Three(SingleRank):
-        def gather(self, message: str) -> list[str]:
-            return [message, "ValueError: no", "KeyError: x"]
+class Three(SingleRank):
+    """Two others fail."""
 
+    def gather(self, message: str) -> list[str]:
+        return [message, "ValueError: no", "KeyError: x"]
+
+
+def test_the_first_failure_of_others_is_named() -> None:
     with pytest.raises(OtherRankError, match="rank 1 failed: ValueError: no"):
         on_every_rank(Three(), lambda: 1)
+
+
+def test_what_a_rank_made_goes_back_when_another_fails() -> None:
+    class Memory:
+        pass
+
+    freed: list[bool] = []
+
+    def work() -> Memory:
+        memory = Memory()
+        weakref.finalize(memory, freed.append, True)
+        return memory
+
+    with pytest.raises(OtherRankError) as kept:
+        on_every_rank(Three(), work)
+    assert freed == [True], kept  # although the exception is still there

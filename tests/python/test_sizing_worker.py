@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, machine, tiny_dsa, tiny_v4, worker_config
 from sparse_kvcm.config import WorkerConfig
-from sparse_kvcm.sizing import HostMemory, Machine, allocate, measure, size_worker
+from sparse_kvcm.sizing import HostMemory, Machine, SingleRank, allocate, measure, size_worker
 
 
 def planned(sizing: Any) -> dict[str, int]:
@@ -148,6 +149,24 @@ def test_a_host_cache_leaves_less_for_history_and_over_the_limit_is_refused() ->
         size_worker(
             worker_config(3, 5000, host_cache_size=160 * MIB), tiny_dsa(), machine(GIB, memory)
         )
+
+
+def test_the_way_back_from_tokens_is_capped_by_the_first_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens to quota and quota to tokens are no inverses; 10 times the quota came of it once."""
+
+    class Poorer(SingleRank):
+        def minimum(self, values: Sequence[int]) -> list[int]:
+            return [value // 2 for value in values] if len(values) == 2 else list(values)
+
+    module = sys.modules["sparse_kvcm.sizing.worker"]
+    alone = size_worker(worker_config(), tiny_dsa(), machine())
+    together = size_worker(worker_config(), tiny_dsa(), machine(), Poorer())
+    assert together.device.pool_quota < alone.device.pool_quota
+    monkeypatch.setattr(module, "quota_for_tokens", lambda device, tokens: 10 * device.pool_quota)
+    capped = size_worker(worker_config(), tiny_dsa(), machine(), Poorer())
+    assert capped.device.pool_quota == alone.device.pool_quota
 
 
 def test_an_integrated_gpu_s_budget_is_not_counted_twice() -> None:
