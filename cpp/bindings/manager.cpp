@@ -84,6 +84,14 @@ void bind_records(nb::module_& m) {
              "Device: entries and clocks of all groups.")
       .field("host_bytes", &MemoryUse::host_bytes, "Pinned host history.")
       .done();
+  m.def(
+      "planned_memory",
+      [](nb::handle config) {
+        return planned_memory(
+            to_instance<KvCacheManagerConfig>("planned_memory", "config", config));
+      },
+      arg("config"), nb::sig("def planned_memory(config: KvCacheManagerConfig) -> MemoryUse"),
+      "What `memory_use` of a manager of `config` will say; takes no memory.");
   Record<Occupancy>(m, "Occupancy", "Pages and slots that are free.")
       .field("free_host_pages", &Occupancy::free_host_pages, "Per selection group.")
       .field("free_arena_slots", &Occupancy::free_arena_slots, "Per member layer.")

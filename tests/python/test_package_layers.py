@@ -10,7 +10,16 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "sparse_kvcm"
 
 # Each part, lowest first; it may import those before it, and `_core`.
-LAYERS = ("byte_counts", "models", "config", "decode_worker", "sizing", "planner", "cli")
+LAYERS = (
+    "byte_counts",
+    "models",
+    "config",
+    "decode_worker",
+    "sizing",
+    "planner",
+    "base_manager",
+    "cli",
+)
 LAZY = {"torch", "matplotlib", "transformers"}
 
 

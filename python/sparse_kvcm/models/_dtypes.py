@@ -24,20 +24,20 @@ def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
         "nvfp4": [width // 2, width // 16],
         "nvfp4_ds_mla": [rank // 2 + rope + rank // 16],
     }
-    return UnitLayout(_known(regions, kv_dtype, "DSA"))
+    return _layout(_known(regions, kv_dtype, "DSA"), kv_dtype)
 
 
 def compressed_layout(kv_dtype: KvDtype, head_dim: int, rope: int) -> UnitLayout:
     """The record of a DeepSeek-V4 entry, key and value in one."""
     if kv_dtype == "fp8_ds_mla":
         data = head_dim - rope + 2 * rope
-        return UnitLayout([data, (head_dim - rope) // 64 + 1], page_alignment=data)
+        return _layout([data, (head_dim - rope) // 64 + 1], kv_dtype, page_alignment=data)
     regions = {
         "bf16": [2 * head_dim],
         "fp8": [head_dim],
         "nvfp4": [head_dim // 2, head_dim // 16],
     }
-    return UnitLayout(_known(regions, kv_dtype, "DeepSeek-V4"))
+    return _layout(_known(regions, kv_dtype, "DeepSeek-V4"), kv_dtype)
 
 
 def window_dtype(kv_dtype: KvDtype) -> KvDtype:
@@ -58,6 +58,16 @@ def index_key_bytes(index_dtype: IndexDtype, index_head_dim: int) -> int:
             f"got {index_dtype!r}"
         )
     return sizes[index_dtype]
+
+
+def _layout(regions: list[int], kv_dtype: KvDtype, **options: int) -> UnitLayout:
+    try:
+        return UnitLayout(regions, **options)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"[ModelGeometry] kv_dtype must be one that the model's width can have, got "
+            f"{kv_dtype!r}, a unit of {' + '.join(map(str, regions))} B: {error}"
+        ) from error
 
 
 def _known(regions: dict[str, list[int]], kv_dtype: KvDtype, kind: str) -> list[int]:
