@@ -96,7 +96,9 @@ TEST_F(FaultyRangeTest, RangesFillInTurns) {
   resize(two, kReserved);
   allowed_ = 8;
   while (one.usable_bytes() + two.usable_bytes() < 8 * kGranule) std::this_thread::yield();
-  EXPECT_EQ(one.usable_bytes(), two.usable_bytes());
+  // The first may have had a round to itself, and be ahead within the last.
+  const auto [least, most] = std::minmax({one.usable_bytes(), two.usable_bytes()});
+  EXPECT_LE(most - least, 2 * kGranule);
   allowed_ = 16;
   one.wait_usable(kReserved);
   two.wait_usable(kReserved);
