@@ -169,6 +169,29 @@ def test_the_way_back_from_tokens_is_capped_by_the_first_quota(
     assert capped.device.pool_quota == alone.device.pool_quota
 
 
+@pytest.mark.parametrize("step", ["size_device", "pool_tokens", "quota_for_tokens", "size_host"])
+def test_whatever_fails_in_sizing_is_told_to_the_other_ranks(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Others(SingleRank):
+        def minimum(self, values: Sequence[int]) -> list[int]:
+            return [value // 2 for value in values] if len(values) == 2 else list(values)
+
+        def gather(self, message: str) -> list[str]:
+            told.append(message)
+            return [message]
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise MemoryError(step)
+
+    monkeypatch.setattr(sys.modules["sparse_kvcm.sizing.worker"], step, fail)
+    with pytest.raises(MemoryError, match=step):
+        size_worker(worker_config(), tiny_dsa(), machine(), Others())
+    assert told[-1] == f"MemoryError: {step}"
+
+
 def test_an_integrated_gpu_s_budget_is_not_counted_twice() -> None:
     memory = HostMemory({"MemAvailable": 128 * MIB})
     for budget, fits in ((64 * MIB, True), (120 * MIB, False)):

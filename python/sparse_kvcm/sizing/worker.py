@@ -130,12 +130,9 @@ def size_worker(
         If the failure was another rank's.
     """
     ranks = SingleRank() if ranks is None else ranks
-    device, host = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
-    tokens, host_pages = ranks.minimum([pool_tokens(device), 0 if host is None else host.pages])
-    quota = device.pool_quota
-    if tokens < pool_tokens(device):
-        # Both maps round, so the way back may give more than there was: the first quota caps it.
-        quota = min(quota, max(device.pool_floor, quota_for_tokens(device, tokens)))
+    device, host, own = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
+    tokens, host_pages = ranks.minimum([own, 0 if host is None else host.pages])
+    quota = on_every_rank(ranks, lambda: _quota_of(device, own, tokens))
     (quota,) = ranks.minimum([quota])  # granules, too, follow from a rank's quota
     if host is not None:
         host = replace(host, pages=host_pages)
@@ -144,7 +141,8 @@ def size_worker(
 
 def _size_rank(
     config: WorkerConfig, geometry: ModelGeometry, machine: Machine
-) -> tuple[DeviceSizing, HostSizing | None]:
+) -> tuple[DeviceSizing, HostSizing | None, int]:
+    """What this rank alone would have, and the tokens that its pools would hold."""
     kv = config.kv_cache_config
     workload = workload_of(config, geometry, machine.device)
     budget = machine.budget(config)
@@ -169,7 +167,15 @@ def _size_rank(
         size = config.sparse_attention_config.kv_cache_offload_config.host_history_size
         host = size_host(workload, kv.max_batch_size, memory, host_history_size=size)
     check_fits(device, host)
-    return device, host
+    return device, host, pool_tokens(device)
+
+
+def _quota_of(device: DeviceSizing, own: int, agreed: int) -> int:
+    """The pools' quota for the tokens that all ranks can have."""
+    if agreed >= own:
+        return device.pool_quota
+    # Both maps round, so the way back may give more than there was: the first quota caps it.
+    return min(device.pool_quota, max(device.pool_floor, quota_for_tokens(device, agreed)))
 
 
 def _settle(device: DeviceSizing, host: HostSizing | None, quota: int) -> WorkerSizing:
