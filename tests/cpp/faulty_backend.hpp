@@ -59,6 +59,19 @@ class FaultyBackend : public Backend {
     step();
     inner_->upload(uploads, stream);
   }
+  void patch(std::int32_t* destination, std::span<const PatchRun> runs,
+             std::span<const std::int32_t> words, Stream stream) override {
+    if (left_ == 0) inner_->patch(destination, runs.first(runs.size() / 2), words, stream);
+    step();
+    inner_->patch(destination, runs, words, stream);
+  }
+  void copy_pages(const PageCopy& copy, Stream stream) override {
+    PageCopy half = copy;
+    half.pages = copy.pages.first(copy.pages.size() / 2);
+    if (left_ == 0 && !half.pages.empty()) inner_->copy_pages(half, stream);
+    step();
+    inner_->copy_pages(copy, stream);
+  }
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,
                 Stream stream) override {
     step();
