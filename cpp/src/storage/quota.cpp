@@ -177,6 +177,22 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
   std::ranges::stable_sort(hands, {}, &Hand::weight);
 
   std::int64_t granules = effective_quota(level, quota) / granule;
+  // Host history with a set size takes it before the rest is dealt, if the floors of the rest let it.
+  const auto sparse = std::ranges::find_if(
+      hands, [&](const Hand& hand) { return pool_groups_[hand.pool_group].is_sparse; });
+  if (config_.max_host_pages && sparse != hands.end() && hands.size() > 1) {
+    std::int64_t floors = 0;
+    for (const Hand& hand : hands) {
+      const bool is_sparse = hand.pool_group == sparse->pool_group;
+      floors += granules_for(bytes_of(hand), is_sparse ? *config_.max_host_pages : hand.min_slots,
+                             granule);
+    }
+    if (floors <= granules && *config_.max_host_pages >= sparse->min_slots) {
+      slots[sparse->pool_group] = *config_.max_host_pages;
+      granules -= granules_for(bytes_of(*sparse), *config_.max_host_pages, granule);
+      hands.erase(sparse);
+    }
+  }
   for (std::size_t dealt = 0; !hands.empty() && hands.size() != dealt;) {
     dealt = hands.size();
     const std::vector<std::int64_t> shares = deal(hands, granules);
