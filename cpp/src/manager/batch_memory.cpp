@@ -30,7 +30,8 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
   const std::int64_t rows = options.max_rows;
   const auto groups = static_cast<std::int64_t>(config.groups.size());
   memory.row_states = carver.take<RowState>(rows);
-  memory.page_table = carver.take<std::int32_t>(rows * memory.max_pages);
+  memory.page_tables = carver.take<std::int32_t>(memory.num_layer_groups * rows * memory.max_pages);
+  memory.page_counts = carver.take<std::int32_t>(memory.num_layer_groups * rows);
   memory.step = carver.take<StepState>(1);
   memory.step_words = groups * rows + 1 + 2 * groups;
   memory.row_errors = carver.take<std::uint32_t>(memory.step_words);
@@ -55,8 +56,13 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
 }  // namespace
 
 BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
-                         Backend& backend)
-    : max_pages(ceil_div(options.max_units, config.units_per_page())) {
+                         const StorageLayout& layout, Backend& backend)
+    : max_rows(options.max_rows),
+      num_layer_groups(static_cast<std::int32_t>(layout.layer_groups().size())),
+      max_pages(ceil_div(options.max_units, config.units_per_page())) {
+  while (!layout.layer_groups()[static_cast<std::size_t>(sparse_group)].life_cycle.is_sparse) {
+    ++sparse_group;
+  }
   Carver size(nullptr);
   carve(*this, size, config, options);
   buffer_ = backend.allocate_device(size.used());
