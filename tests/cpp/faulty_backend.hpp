@@ -27,10 +27,16 @@ class FaultyBackend : public Backend {
   void settle(Stream stream = 0) { inner_->synchronize(*inner_->record(stream)); }
   // The call after `calls` more calls fails, once.
   void fail_after(std::int64_t calls) { left_ = calls; }
+  // That call and all after it fail, until the fault is withdrawn.
+  void fail_for_good_after(std::int64_t calls) {
+    left_ = calls;
+    for_good_ = true;
+  }
   // Returns whether a fault that was ordered is still to come, and withdraws it.
   bool withdraw() {
     const bool pending = left_ >= 0;
     left_ = -1;
+    for_good_ = false;
     return pending;
   }
   // What every pinned allocation warns of from now on.
@@ -127,11 +133,14 @@ class FaultyBackend : public Backend {
 
  private:
   void step() {
-    if (left_ >= 0 && left_-- == 0) throw DeviceFault();
+    if (left_ < 0) return;
+    if (left_ == 0 && for_good_) throw DeviceFault();
+    if (left_-- == 0) throw DeviceFault();
   }
 
   std::shared_ptr<Backend> inner_;
   std::int64_t left_ = -1;
+  bool for_good_ = false;
   std::string warning_;
   std::optional<Stream> capturing_;
 };

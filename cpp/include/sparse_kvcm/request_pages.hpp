@@ -82,8 +82,9 @@ class RequestPages {
 
   // Keeps `buffer` equal to the table: its first entries, and -1 behind them, from now on until it is
   // replaced, by an empty one for instance. Throws InvalidArgument if it is shorter than the table.
-  // REQUIRES: it lives until then, or until close.
+  // REQUIRES: it lives until then, or until close or drop_index_bufs, which leave -1 in it.
   void set_base_page_index_buf(std::int32_t layer_group, std::span<std::int32_t> buffer);
+  void drop_index_bufs() noexcept;
 
   // Pages whose entries changed since the last forget_changes(), as they did, while track_changes is
   // on; it begins with none. May name pages past the end of the table.

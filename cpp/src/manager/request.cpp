@@ -98,7 +98,10 @@ void Request::suspend(Stream stream) {
 void Request::close() noexcept {
   if (state == KvCacheState::kClosed) return;
   state = KvCacheState::kClosed;
+  // Buffers are the caller's, who may drop them now, whatever a step still keeps.
+  std::ranges::fill(host_buffer_, kBadPageIndex);
   host_buffer_ = {};
+  if (dense) dense->drop_index_bufs();
   leave_seat();
   if (left_step == nullptr) end_step(Growth::kDrop);
 }

@@ -264,12 +264,12 @@ bool RequestPages::resume(Stream stream) {
 void RequestPages::close(Stream stream) noexcept {
   if (closed_) return;
   closed_ = true;
+  drop_index_bufs();
   const EventPtr ready = try_record(*storage_->backend, stream);
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     if (is_left_out(group)) continue;
     PoolGroup& home = storage_->home(group);
-    std::ranges::fill(tables_[g].buffer, kBadPageIndex);
     Table table = std::exchange(tables_[g], {});
     count(group, {0, num_slots(table), 0});
     if (is_sparse(group)) {
@@ -318,6 +318,13 @@ void RequestPages::set_base_page_index_buf(std::int32_t layer_group,
   }
   table.buffer = buffer;
   if (!buffer.empty()) copy_base_page_indices(layer_group, buffer);
+}
+
+void RequestPages::drop_index_bufs() noexcept {
+  for (Table& table : tables_) {
+    std::ranges::fill(table.buffer, kBadPageIndex);
+    table.buffer = {};
+  }
 }
 
 void RequestPages::track_changes(bool on) {
