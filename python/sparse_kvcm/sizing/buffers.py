@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse_kvcm._core import KvCacheManagerConfig, StorageLayout
+from sparse_kvcm._core import KvCacheManagerConfig, StorageLayout, storage_config
 from sparse_kvcm.sizing.workload import Workload
 
 KV_TILE = 128  # rows that attention on NVFP4 reads at once
@@ -49,12 +49,14 @@ def entry_bytes(config: KvCacheManagerConfig) -> int:
 
 
 def batch_bytes(config: KvCacheManagerConfig, max_rows: int, max_units: int) -> int:
-    """One Batch: row states, the page table, error words, resolve's outputs of all groups."""
+    """One Batch: row states, page tables, error words, resolve's outputs of all groups."""
     groups = len(config.groups)
+    layer_groups = len(StorageLayout(storage_config(config)).layer_groups)
     pages = math.ceil(max_units / config.units_per_page)
     sizes = [
         max_rows * _ROW_STATE,
-        max_rows * pages * _WORD,
+        layer_groups * max_rows * pages * _WORD,
+        layer_groups * max_rows * _WORD,
         _STEP_STATE,
         (groups * max_rows + 1 + 2 * groups) * _WORD,
     ]
