@@ -88,9 +88,12 @@ void PageBytes::write_all(const KvCache& cache, std::uint32_t request) const {
 }
 
 bool PageBytes::holds_all(const KvCache& cache, std::uint32_t request) const {
+  const std::int32_t tokens = storage_->config().tokens_per_block;
+  const std::int32_t history = cache.history_length();
   for (const std::int32_t group : dense_groups_) {
     const std::vector<std::int32_t> table = cache.get_base_page_indices(group);
-    for (std::int32_t page = 0; std::cmp_less(page, table.size()); ++page) {
+    for (std::int32_t page = 0; std::cmp_less(page, table.size()) && page * tokens < history;
+         ++page) {
       const std::int32_t slot = table[static_cast<std::size_t>(page)];
       if (slot >= 0 && !holds(slot, {request, group, page})) return false;
     }

@@ -26,11 +26,12 @@ class PageBytes {
   [[nodiscard]] const std::vector<std::int32_t>& dense_groups() const { return dense_groups_; }
   void write(std::int32_t slot, const PageTag& tag) const;
   [[nodiscard]] bool holds(std::int32_t slot, const PageTag& tag) const;
-  // Bytes that are no page's, in every slot that is free of all pool groups on level `level`.
+  // Bytes that are no page's.
   void poison(std::int32_t layer_group, std::int32_t slot) const;
 
   // All pages that the request has now, as the attention layers would have written them.
   void write_all(const KvCache& cache, std::uint32_t request) const;
+  // Those of computed tokens: what lies in the others is nobody's yet.
   [[nodiscard]] bool holds_all(const KvCache& cache, std::uint32_t request) const;
 
  private:

@@ -28,7 +28,8 @@
 
 namespace sparse_kvcm {
 
-class Event;          // src/backend
+class Event;  // src/backend
+enum class PageDirection : std::uint8_t;
 class PageMigration;  // src/storage
 class StorageState;
 
@@ -123,6 +124,7 @@ class RequestPages {
   };
   struct Plan;
 
+  [[nodiscard]] bool migrate(PageDirection direction, Stream stream);
   void check_usable(const char* function, Stream stream) const;
   void check_resize(std::int32_t capacity, std::int32_t history_length, Stream stream) const;
   [[nodiscard]] bool keeps_tables(KvCacheDesc request) const;

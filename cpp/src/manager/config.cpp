@@ -87,6 +87,33 @@ std::int64_t host_granules(const StorageConfig& storage, const KvCacheManagerCon
   return granules_for(page_bytes, config.host_pages, granule) + cold;
 }
 
+// The storage's layers and options, with quotas that are still to be found.
+StorageConfig layers_and_options(const KvCacheManagerConfig& config) {
+  StorageConfig storage;
+  storage.device = config.device;
+  storage.tokens_per_block = config.tokens_per_block;
+  storage.tokens_per_unit = config.tokens_per_unit;
+  storage.selection_groups = config.groups;
+  for (const SelectionGroupConfig& group : config.groups) {
+    const std::int64_t arena_page = group.layout.page_bytes(config.units_per_page());
+    for (const std::int32_t layer : group.layers) {
+      storage.layers.push_back({layer, {{"KEY", arena_page, {}, true}}, {}, {}});
+    }
+  }
+  storage.layers.insert(storage.layers.end(), config.dense_layers.begin(),
+                        config.dense_layers.end());
+  storage.max_util_for_resume = config.max_util_for_resume;
+  storage.constraints = config.constraints;
+  storage.typical_step = config.typical_step;
+  storage.initial_pool_ratio = config.initial_pool_ratio;
+  storage.swa_scratch_reuse = config.swa_scratch_reuse;
+  storage.enable_stats = config.enable_stats;
+  storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
+  storage.cache_tiers = {{CacheTier::kGpuMem, std::max<std::int64_t>(config.gpu_quota, 1), 0},
+                         {CacheTier::kHostMem, 1, 0}};
+  return storage;
+}
+
 }  // namespace
 
 void check(const KvCacheManagerConfig& config) {
@@ -108,36 +135,17 @@ void check(const KvCacheManagerConfig& config) {
   check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1, kMaxSlots);
   check_groups(config);
   check_dense(config);
+  check(layers_and_options(config));
 }
 
 StorageConfig storage_config(const KvCacheManagerConfig& config) {
   check(config);
-  StorageConfig storage;
-  storage.device = config.device;
-  storage.tokens_per_block = config.tokens_per_block;
-  storage.tokens_per_unit = config.tokens_per_unit;
-  storage.selection_groups = config.groups;
+  StorageConfig storage = layers_and_options(config);
   std::vector<std::int64_t> page_bytes;  // of host history, by group
   for (const SelectionGroupConfig& group : config.groups) {
-    const std::int64_t arena_page = group.layout.page_bytes(config.units_per_page());
-    for (const std::int32_t layer : group.layers) {
-      storage.layers.push_back({layer, {{"KEY", arena_page, {}, true}}, {}, {}});
-    }
     const auto members = static_cast<std::int32_t>(group.layers.size());
     page_bytes.push_back(pack_host_row(group.layout, members).unit_bytes * config.units_per_page());
   }
-  storage.layers.insert(storage.layers.end(), config.dense_layers.begin(),
-                        config.dense_layers.end());
-  storage.max_util_for_resume = config.max_util_for_resume;
-  storage.constraints = config.constraints;
-  storage.typical_step = config.typical_step;
-  storage.initial_pool_ratio = config.initial_pool_ratio;
-  storage.swa_scratch_reuse = config.swa_scratch_reuse;
-  storage.enable_stats = config.enable_stats;
-  storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
-  storage.cache_tiers = {{CacheTier::kGpuMem, std::max<std::int64_t>(config.gpu_quota, 1), 0},
-                         {CacheTier::kHostMem, 1, 0}};
-  check(storage);
   // Granules grow with the quota, so ask until it stays.
   std::int64_t& quota = storage.cache_tiers[kSparseHistoryLevel].quota;
   for (std::int64_t before = 0; before != quota;) {

@@ -60,7 +60,8 @@ Request::Target Request::target_tokens(std::int32_t wanted) const {
 }
 
 ResizeResult Request::grow(const Target& target, Stream stream) {
-  if (target.length > need) return ResizeResult::kPastNeed;
+  const std::int64_t most_tokens = std::int64_t{need} * manager_->config.tokens_per_unit;
+  if (target.length > need || target.capacity > most_tokens) return ResizeResult::kPastNeed;
   if (target.length - committed > manager_->config.max_new_units) {
     return ResizeResult::kPastNewUnits;
   }

@@ -62,7 +62,9 @@ class RowSet {
   }
 
  private:
-  static std::uint64_t bit(std::int32_t row) { return std::uint64_t{1} << (row % 64); }
+  static std::uint64_t bit(std::int32_t row) {
+    return std::uint64_t{1} << (static_cast<std::uint32_t>(row) % 64);
+  }
   [[nodiscard]] const std::uint64_t& word(std::int32_t row) const {
     return words_[static_cast<std::size_t>(row) / 64];
   }

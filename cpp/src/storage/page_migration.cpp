@@ -95,6 +95,12 @@ void PageMigration::copy(Stream stream) const {
   }
 }
 
+void PageMigration::fence_behind(const EventPtr& fence) noexcept {
+  for (Group& moving : groups_) {
+    for (Slot& slot : moving.taken) slot.ready = fence;
+  }
+}
+
 // A page lies in one piece on the host, its parts in the order of the pools.
 void PageMigration::copy_group(std::int32_t layer_group, Stream stream) const {
   const Group& moving = groups_[static_cast<std::size_t>(layer_group)];

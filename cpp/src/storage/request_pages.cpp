@@ -10,7 +10,6 @@
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
-#include "storage/page_migration.hpp"
 #include "storage/request_pages_plan.hpp"
 #include "storage/storage_state.hpp"
 
@@ -225,28 +224,6 @@ void RequestPages::drop_step(Stream stream) {
   }
   commit(plans, history_length_, stream);
   capacity_ = history_length_;
-}
-
-bool RequestPages::suspend(Stream stream) {
-  check_usable("RequestPages.suspend", stream);
-  if (suspended_) return true;
-  last_stream_ = stream;
-  PageMigration migration(*this, PageDirection::kToHost);
-  if (!migration.reserve(history_length_, stream)) return false;
-  migration.copy(stream);
-  migration.commit(storage_->backend->record(stream));
-  return true;
-}
-
-bool RequestPages::resume(Stream stream) {
-  check_usable("RequestPages.resume", stream);
-  if (!suspended_) return true;
-  last_stream_ = stream;
-  PageMigration migration(*this, PageDirection::kToDevice);
-  if (!migration.reserve(history_length_, stream)) return false;
-  migration.copy(stream);
-  migration.commit(storage_->backend->record(stream));
-  return true;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.
