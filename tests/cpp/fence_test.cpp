@@ -38,6 +38,11 @@ class FenceTest : public DenseTest {
       }
     }
   }
+  // The engine orders work of its own before the manager's next call.
+  void all_wait_for(Stream stream) {
+    const EventPtr event = ordered->record(stream);
+    for (Stream other = 1; other <= 5; ++other) ordered->wait(other, *event);
+  }
   void admit() {
     const KvCachePtr kv = request({kNeed, -1});
     const std::int32_t history = random_.between(1, 24);
@@ -45,9 +50,7 @@ class FenceTest : public DenseTest {
     const Stream stream = any_stream();
     if (!kv->resume(stream) || !kv->resize(history, history, stream)) return kv->close();
     forward(*kv, stream, 0);
-    // The engine orders its own prefill before the manager's next call.
-    ordered->synchronize(*ordered->record(stream));
-    for (Stream other = 1; other <= 5; ++other) ordered->wait(other, *ordered->record(stream));
+    all_wait_for(stream);
     batch->add(*kv);
   }
   void step() {
@@ -59,7 +62,10 @@ class FenceTest : public DenseTest {
       capacities.push_back({*kv->row(), std::min(kv->history_length() + random_.below(3), kNeed)});
       rows.push_back(*kv->row());
     }
-    (void)batch->resize_tokens(capacities, any_stream());
+    const Stream early = any_stream();
+    (void)batch->resize_tokens(capacities, early);
+    for (const std::int32_t row : rows) forward(at_row(row), early, at_row(row).history_length());
+    all_wait_for(early);
     batch->publish(any_stream());
     const Stream stream = any_stream();
     batch->wait_ready(stream);
