@@ -10,7 +10,17 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "sparse_kvcm"
 
 # Each part, lowest first; it may import those before it, and `_core`.
-LAYERS = ("byte_counts", "models", "config", "decode_worker", "sizing", "planner", "cli")
+LAYERS = (
+    "byte_counts",
+    "models",
+    "step",
+    "dsa",
+    "config",
+    "decode_worker",
+    "sizing",
+    "planner",
+    "cli",
+)
 LAZY = {"torch", "matplotlib", "transformers"}
 
 
