@@ -79,6 +79,12 @@ def test_no_tokens_make_empty_records(kv_dtype: Any) -> None:
         assert codes.shape[0] == 0
 
 
+@pytest.mark.parametrize("index_dtype", INDEX)
+def test_no_index_keys_make_empty_records(index_dtype: Any) -> None:
+    for codes in codecs.encode_index_keys(torch.zeros(0, 128), index_dtype):
+        assert codes.shape[0] == 0
+
+
 def test_rows_of_another_shape_or_dtype_are_refused() -> None:
     with pytest.raises(kvcm.InvalidArgument, match=r"latents must be \(n, rank 512"):
         codecs.encode_latents(torch.zeros(3, 512), "bf16", rank=512)

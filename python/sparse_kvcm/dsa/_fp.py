@@ -22,7 +22,8 @@ def to_bytes(values: torch.Tensor) -> torch.Tensor:
     """The bytes of each row, uint8 ``[n, bytes]``."""
     import torch
 
-    return values.contiguous().view(torch.uint8)
+    width = values.shape[1] * values.element_size()
+    return values.reshape(-1).view(torch.uint8).view(len(values), width)
 
 
 def to_e4m3(values: torch.Tensor) -> torch.Tensor:

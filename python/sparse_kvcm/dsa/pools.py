@@ -1,9 +1,9 @@
 """The buffers of one role in a storage: where they lie, and views of them without a copy.
 
-All layers of a role share one pool, so one conversion of page indices serves them: a slot of the pool
-has a page of each layer, side by side, and a page index of mode SHARED is the slot's number times the
-pages per slot, counted from an address that has the layer's place in it. That this is so is checked
-once, against the storage's own converters.
+All layers of a role share one pool, so one conversion of page indices serves them: a slot of the
+pool has a page of each layer, side by side, and a page index of mode SHARED is the slot's number
+times the pages per slot, counted from an address that has the layer's place in it. That this is so
+is checked once, against the storage's own converters.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class RolePool:
     Raises
     ------
     InvalidArgument
-        If the storage does not keep these buffers in one pool, in the order of layers, side by side,
-        in such pages.
+        If the storage does not keep these buffers in one pool, in the order of layers, side by
+        side, in such pages.
     """
 
     def __init__(
