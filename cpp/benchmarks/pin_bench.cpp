@@ -91,7 +91,8 @@ const Registration k64GiB("pin", "64gib", [](Context& context) {
   require_memory(72 * kGiB);  // with some to spare for the rest of the machine
   const double limit = touch_rate(16 * kGiB);
   // In a virtual machine the first of these also waits until the host backs the memory.
-  return rate_gb_per_s(median_rate(3, [&] { return pin_rate(context.device(), 64 * kGiB); }), limit);
+  return rate_gb_per_s(median_rate(3, [&] { return pin_rate(context.device(), 64 * kGiB); }),
+                       limit);
 });
 
 const Registration k256MiB("pin", "map_256mib", [](Context& context) {

@@ -46,6 +46,14 @@ nb::dict resize(Batch& batch, nb::handle lengths) {
   return by_row;
 }
 
+BatchMemoryUse planned(nb::handle config, nb::handle max_rows, nb::handle max_units) {
+  constexpr const char* kFunction = "planned_batch_memory";
+  return planned_batch_memory(to_instance<KvCacheManagerConfig>(kFunction, "config", config),
+                              {.max_rows = to_int<std::int32_t>(kFunction, "max_rows", max_rows),
+                               .max_units = static_cast<std::int32_t>(
+                                   to_int64(kFunction, "max_units", max_units, 1, kMaxUnits))});
+}
+
 // The Batch's own arrays of a group, as far as a launch of [b, k] wrote them.
 nb::object own_outputs(const Batch& batch, std::int32_t group, std::int64_t b, std::int64_t k) {
   const KvCacheManagerConfig& config = config_of(batch);
@@ -171,10 +179,24 @@ Raises
 InvalidState
     If a step is open, the stream is being captured or the Batch is closed.)";
 
+void bind_memory_use(nb::module_& m) {
+  Record<BatchMemoryUse>(m, "BatchMemoryUse", "Bytes that a Batch holds.")
+      .field("device_bytes", &BatchMemoryUse::device_bytes,
+             "Device: seats, page table, error words, resolve's outputs of all groups.")
+      .field("staging_bytes", &BatchMemoryUse::staging_bytes,
+             "Pinned host memory that steps take as they need it; not measured.")
+      .done();
+  m.def("planned_batch_memory", &planned, arg("config"), arg("max_rows"), arg("max_units"),
+        nb::sig("def planned_batch_memory(config: KvCacheManagerConfig, max_rows: int, "
+                "max_units: int) -> BatchMemoryUse"),
+        "What `memory_use` of a Batch of a manager of `config` will say; takes no memory.");
+}
+
 }  // namespace
 
 void bind_batch(nb::module_& m) {
   bind_records(m);
+  bind_memory_use(m);
   nb::class_<Batch>(m, "Batch", kClassDoc)
       .def("add", &add, arg("cache"), arg("row") = nb::none(),
            nb::sig("def add(self, cache: KvCache, row: int | None = None) -> int"),
@@ -242,6 +264,7 @@ void bind_batch(nb::module_& m) {
           },
           arg("stream") = 0, nb::sig("def abort_step(self, stream: int = 0) -> None"),
           "Close the step after a failed forward: lengths go back, entries are emptied.")
+      .def("memory_use", &Batch::memory_use, "Bytes held.")
       .def("take_errors", &Batch::take_errors,
            "Errors that closed steps reported since the last call.")
       .def_prop_ro("max_rows", &Batch::max_rows, "Seats.")

@@ -9,6 +9,7 @@
 
 #include "args.hpp"
 #include "bindings.hpp"
+#include "common_fields.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/device.hpp"
 #include "sparse_kvcm/unit_layout.hpp"
@@ -191,7 +192,8 @@ InvalidArgument
 
 void bind_manager_config(nb::module_& m) {
   using Config = KvCacheManagerConfig;
-  nb::class_<Config>(m, "KvCacheManagerConfig", kConfigDoc)
+  nb::class_<Config> config(m, "KvCacheManagerConfig", kConfigDoc);
+  config
       .def("__init__", &make_config, nb::kw_only(), arg("groups"), arg("cached_slots"),
            arg("window_slots"), arg("arena_pages"), arg("host_pages"), arg("max_leases"),
            arg("max_new_units") = 1, arg("tokens_per_block") = 64, arg("tokens_per_unit") = 1,
@@ -207,12 +209,8 @@ void bind_manager_config(nb::module_& m) {
       .def_ro("host_pages", &Config::host_pages, "Host history pages per selection group.")
       .def_ro("max_leases", &Config::max_leases, "Most leases at a time.")
       .def_ro("max_new_units", &Config::max_new_units, "Most units of growth per row and step.")
-      .def_ro("tokens_per_block", &Config::tokens_per_block, "Page size in tokens.")
-      .def_ro("tokens_per_unit", &Config::tokens_per_unit, "Tokens that one unit stands for.")
-      .def_prop_ro("units_per_page", &Config::units_per_page, "Page size in units.")
-      .def_prop_ro(
-          "device", [](const Config& self) { return to_string(self.device); },
-          "\"cpu\" or \"cuda:<index>\".");
+      .def_prop_ro("units_per_page", &Config::units_per_page, "Page size in units.");
+  bind_common_fields(config);
 }
 
 }  // namespace

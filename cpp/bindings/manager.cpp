@@ -14,27 +14,16 @@
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "progress.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/storage.hpp"
 
 namespace sparse_kvcm::bindings {
 namespace {
 
-// Calls `progress` if it is given, and lets a signal, such as Ctrl-C, end a long wait.
-FillProgress to_progress(nb::handle progress) {
-  if (!progress.is_none() && PyCallable_Check(progress.ptr()) == 0) {
-    fail_argument("KvCacheManager", "progress must be callable or None, got ", describe(progress));
-  }
-  return [progress](std::int64_t bytes_done, std::int64_t bytes_total) {
-    const nb::gil_scoped_acquire gil;
-    if (!progress.is_none()) progress(bytes_done, bytes_total);
-    if (PyErr_CheckSignals() != 0) nb::raise_python_error();
-  };
-}
-
 void make_manager(KvCacheManager* self, nb::handle config, nb::handle progress) {
   const auto& checked = to_instance<KvCacheManagerConfig>("KvCacheManager", "config", config);
-  const KvCacheManagerOptions options{to_progress(progress)};
+  const KvCacheManagerOptions options{to_progress("KvCacheManager", progress)};
   std::shared_ptr<ManagerState> state;
   {
     const nb::gil_scoped_release released;
@@ -95,6 +84,14 @@ void bind_records(nb::module_& m) {
              "Device: entries and clocks of all groups.")
       .field("host_bytes", &MemoryUse::host_bytes, "Pinned host history.")
       .done();
+  m.def(
+      "planned_memory",
+      [](nb::handle config) {
+        return planned_memory(
+            to_instance<KvCacheManagerConfig>("planned_memory", "config", config));
+      },
+      arg("config"), nb::sig("def planned_memory(config: KvCacheManagerConfig) -> MemoryUse"),
+      "What `memory_use` of a manager of `config` will say; takes no memory.");
   Record<Occupancy>(m, "Occupancy", "Pages and slots that are free.")
       .field("free_host_pages", &Occupancy::free_host_pages, "Per selection group.")
       .field("free_arena_slots", &Occupancy::free_arena_slots, "Per member layer.")

@@ -11,6 +11,7 @@
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "progress.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/request_pages.hpp"
 
@@ -18,11 +19,16 @@ namespace sparse_kvcm::bindings {
 namespace {
 
 void bind_records(nb::module_& m) {
+  nb::enum_<StorageFill>(m, "StorageFill", "When host pools are filled.")
+      .value("IN_BACKGROUND", StorageFill::kInBackground, "while the storage is there already")
+      .value("AT_ONCE", StorageFill::kAtOnce, "by its construction");
   Record<PoolDesc>(m, "PoolDesc", "One range of addresses, [num_slots, slot_bytes].")
       .field("base_address", &PoolDesc::base_address, "Its first byte.")
       .field("slot_bytes", &PoolDesc::slot_bytes, "Bytes from slot to slot.")
       .field("num_slots", &PoolDesc::num_slots,
-             "Slots that may be in use now, those that drain included.")
+             "Slots that there are, those that drain and those still to be filled included.")
+      .field("num_usable", &PoolDesc::num_usable,
+             "The first of them, which are filled: the others must not be touched yet.")
       .field("storage_medium", &PoolDesc::storage_medium, "Where it lies.")
       .done();
   using Pool = PoolGroupStatistics;
@@ -46,8 +52,16 @@ void bind_records(nb::module_& m) {
       .done();
 }
 
-void make_storage(Storage* self, nb::handle config) {
-  new (self) Storage(to_instance<StorageConfig>("Storage", "config", config));
+void make_storage(Storage* self, nb::handle config, nb::handle fill, nb::handle progress) {
+  const auto& checked = to_instance<StorageConfig>("Storage", "config", config);
+  StorageOptions options{to_enum<StorageFill>("Storage", "fill", fill)};
+  if (options.fill == StorageFill::kAtOnce) {
+    options.progress = to_progress("Storage", progress);
+  } else if (!progress.is_none()) {
+    fail_argument("Storage", "progress needs fill=StorageFill.AT_ONCE, got IN_BACKGROUND");
+  }
+  const nb::gil_scoped_release unlocked;
+  new (self) Storage(checked, options);
 }
 
 // Methods of one buffer, and of one buffer in a mode.
@@ -127,7 +141,8 @@ void bind_addressing(nb::class_<Storage>& storage) {
       .def("pool_memory", &pool_memory, arg("pool_group"), arg("pool"),
            nb::sig("def pool_memory(self, pool_group: int, pool: int) -> typing.Any"),
            "Memory of one pool, uint8 (num_slots, slot_bytes) as in its PoolDesc.\n\n"
-           "What a later shrink takes away must not be touched any more.");
+           "Slots at or beyond num_usable must not be touched yet, those that a later shrink takes "
+           "away\nnot any more.");
 }
 
 void bind_capacity(nb::class_<Storage>& storage) {
@@ -147,23 +162,26 @@ void bind_capacity(nb::class_<Storage>& storage) {
           "resize",
           [](S& self, nb::handle level, nb::handle quota) {
             constexpr const char* kFunction = "Storage.resize";
-            self.resize(to_int<std::int32_t>(kFunction, "level", level),
-                        to_int<std::int64_t>(kFunction, "quota", quota));
+            const auto id = to_int<std::int32_t>(kFunction, "level", level);
+            const auto bytes = to_int<std::int64_t>(kFunction, "quota", quota);
+            const nb::gil_scoped_release unlocked;
+            self.resize(id, bytes);
           },
           arg("level"), arg("quota"), nb::sig("def resize(self, level: int, quota: int) -> None"),
           "Give a tier another quota.\n\nWhat shrinks gives up free slots now and others as they "
           "come back; no live slot moves.\n\nRaises\n------\nMemoryError\n    If memory lacks; "
           "nothing has changed then.\nInvalidState\n    If the storage is a manager's.")
-      .def("trim", &S::trim, "Unmap what shrinking has drained. Waits for the device.")
+      .def("trim", &S::trim, nb::call_guard<nb::gil_scoped_release>(),
+           "Unmap what shrinking has drained. Waits for the device.")
       .def(
           "wait_usable",
-          [](S& self, nb::handle level) {
+          [](const S& self, nb::handle level) {
             const auto id = to_int<std::int32_t>("Storage.wait_usable", "level", level);
             const nb::gil_scoped_release unlocked;
             self.wait_usable(id);
           },
           arg("level"), nb::sig("def wait_usable(self, level: int) -> None"),
-          "Wait until the pools of a level are filled.")
+          "Wait until the pools of a level are filled. From any thread, at any time.")
       .def_prop_ro("warnings", &S::warnings,
                    "What did not go as wished so far, a sentence each: memory on another NUMA "
                    "node,\nor an environment variable that is not understood.")
@@ -193,11 +211,17 @@ void bind_capacity(nb::class_<Storage>& storage) {
 constexpr const char* kStorageDoc = R"(The pools of all tiers, and the slots in them.
 
 Addresses never move; memory is mapped and unmapped as tiers grow and shrink. Host pools fill in the
-background. One thread at a time, its RequestPages included.
+background unless told otherwise. One thread at a time, its RequestPages included, but for
+`wait_usable`. Other threads run Python while memory is made, changed or waited for.
 
 Parameters
 ----------
 config : StorageConfig
+fill : StorageFill
+    IN_BACKGROUND, the default, or AT_ONCE: host pools are filled when the constructor returns.
+progress : callable, optional
+    With AT_ONCE: called now and then as ``progress(bytes_done, bytes_total)``, ascending. What it
+    raises ends the work, and all memory is given back.
 
 Raises
 ------
@@ -225,8 +249,12 @@ void bind_storage(nb::module_& m) {
   bind_records(m);
   nb::class_<Storage> storage(m, "Storage", kStorageDoc);
   storage
-      .def("__init__", &make_storage, arg("config"),
-           nb::sig("def __init__(self, config: StorageConfig) -> None"))
+      .def("__init__", &make_storage, arg("config"), arg("fill") = StorageFill::kInBackground,
+           arg("progress") = nb::none(),
+           nb::sig("def __init__(self, config: StorageConfig, "
+                   "fill: StorageFill = ..., "
+                   "progress: collections.abc.Callable[[int, int], object] | None = None) "
+                   "-> None"))
       .def_prop_ro("config", &Storage::config, nb::rv_policy::copy, "What it was made from.")
       .def_prop_ro("layout", &Storage::layout, "Groups, places and sizes.");
   bind_addressing(storage);

@@ -12,6 +12,7 @@
 
 #include "args.hpp"
 #include "bindings.hpp"
+#include "common_fields.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/device.hpp"
@@ -193,8 +194,9 @@ std::vector<double> to_doubles(const char* function, std::string_view name, nb::
 void make_config(StorageConfig* self, nb::handle cache_tiers, nb::handle layers,
                  nb::handle selection_groups, nb::handle tokens_per_block,
                  nb::handle tokens_per_unit, nb::handle max_util, nb::handle constraints,
-                 nb::handle typical_step, nb::handle ratio, nb::handle scratch,
-                 nb::handle max_host_pages, nb::handle enable_stats, nb::handle device) {
+                 nb::handle typical_step, nb::handle suspended, nb::handle ratio,
+                 nb::handle scratch, nb::handle max_host_pages, nb::handle enable_stats,
+                 nb::handle device) {
   constexpr const char* kFunction = "StorageConfig";
   StorageConfig config;
   config.device = parse_device(to_text(kFunction, "device", device));
@@ -208,6 +210,9 @@ void make_config(StorageConfig* self, nb::handle cache_tiers, nb::handle layers,
   config.constraints = to_instances<BatchDesc>(kFunction, "constraints", constraints);
   config.typical_step = to_optional(typical_step, [&](nb::handle v) -> BatchDesc {
     return to_instance<BatchDesc>(kFunction, "typical_step", v);
+  });
+  config.suspended = to_optional(suspended, [&](nb::handle v) -> BatchDesc {
+    return to_instance<BatchDesc>(kFunction, "suspended", v);
   });
   config.initial_pool_ratio = to_doubles(kFunction, "initial_pool_ratio", ratio);
   config.swa_scratch_reuse = to_optional(scratch, [&](nb::handle v) -> SwaScratchReuseConfig {
@@ -242,8 +247,12 @@ constraints : sequence of BatchDesc
     Batches that must fit, whatever the ratio.
 typical_step : BatchDesc, optional
     The batch that pool sizes are balanced for.
+suspended : BatchDesc, optional
+    Requests that are suspended beside the typical step: the host tier keeps room for their pages,
+    and the rest for history. None: one, the longest that pools are balanced for.
 initial_pool_ratio : sequence of float
-    One weight per pool group that is not a cold one, sum 1. Comes before ``typical_step``.
+    One weight per pool group that is not a cold one, sum 1. On the GPU it comes before
+    ``typical_step``.
 swa_scratch_reuse : SwaScratchReuseConfig, optional
     Lets pages of a prefill share slots.
 max_host_pages : int, optional
@@ -260,13 +269,15 @@ InvalidArgument
 
 void bind_config_class(nb::module_& m) {
   using Config = StorageConfig;
-  nb::class_<Config>(m, "StorageConfig", kConfigDoc)
+  nb::class_<Config> config(m, "StorageConfig", kConfigDoc);
+  config
       .def("__init__", &make_config, nb::kw_only(), arg("cache_tiers"), arg("layers"),
            arg("selection_groups") = nb::tuple(), arg("tokens_per_block") = 64,
            arg("tokens_per_unit") = 1, arg("max_util_for_resume") = 0.97,
            arg("constraints") = nb::tuple(), arg("typical_step") = nb::none(),
-           arg("initial_pool_ratio") = nb::tuple(), arg("swa_scratch_reuse") = nb::none(),
-           arg("max_host_pages") = nb::none(), arg("enable_stats") = true, arg("device") = "cpu",
+           arg("suspended") = nb::none(), arg("initial_pool_ratio") = nb::tuple(),
+           arg("swa_scratch_reuse") = nb::none(), arg("max_host_pages") = nb::none(),
+           arg("enable_stats") = true, arg("device") = "cpu",
            nb::sig("def __init__(self, *, cache_tiers: collections.abc.Sequence[CacheTierConfig], "
                    "layers: collections.abc.Sequence[LayerConfig], "
                    "selection_groups: collections.abc.Sequence[SelectionGroupConfig] = (), "
@@ -274,6 +285,7 @@ void bind_config_class(nb::module_& m) {
                    "max_util_for_resume: float = 0.97, "
                    "constraints: collections.abc.Sequence[BatchDesc] = (), "
                    "typical_step: BatchDesc | None = None, "
+                   "suspended: BatchDesc | None = None, "
                    "initial_pool_ratio: collections.abc.Sequence[float] = (), "
                    "swa_scratch_reuse: SwaScratchReuseConfig | None = None, "
                    "max_host_pages: int | None = None, "
@@ -282,18 +294,15 @@ void bind_config_class(nb::module_& m) {
       .def_ro("layers", &Config::layers, "Layers.")
       .def_ro("selection_groups", &Config::selection_groups, nb::rv_policy::copy,
               "Selection groups of the sparse layers.")
-      .def_ro("tokens_per_block", &Config::tokens_per_block, "Page size in tokens.")
-      .def_ro("tokens_per_unit", &Config::tokens_per_unit, "Tokens that one unit stands for.")
       .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In (0, 1].")
       .def_ro("constraints", &Config::constraints, "Batches that must fit.")
       .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
+      .def_ro("suspended", &Config::suspended, "Who is suspended meanwhile, or None.")
       .def_ro("initial_pool_ratio", &Config::initial_pool_ratio, "Weights, or none.")
       .def_ro("swa_scratch_reuse", &Config::swa_scratch_reuse, "Or None.")
       .def_ro("max_host_pages", &Config::max_host_pages, "Or None.")
-      .def_ro("enable_stats", &Config::enable_stats, "Whether pages are counted.")
-      .def_prop_ro(
-          "device", [](const Config& self) { return to_string(self.device); },
-          "\"cpu\" or \"cuda:<index>\".");
+      .def_ro("enable_stats", &Config::enable_stats, "Whether pages are counted.");
+  bind_common_fields(config);
 }
 
 }  // namespace

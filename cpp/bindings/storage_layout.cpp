@@ -21,7 +21,8 @@ void bind_records(nb::module_& m) {
       .done();
   Record<CoalescedBuffer>(m, "CoalescedBuffer",
                           "Buffers of a layer group with equal bytes per page, side by side.")
-      .field("page_bytes", &CoalescedBuffer::page_bytes, "Of one buffer, all its kernel pages.")
+      .field("buffer_bytes", &CoalescedBuffer::buffer_bytes,
+             "Of one buffer in a page: all its kernel pages.")
       .field("buffers", &CoalescedBuffer::buffers, "In the order in which they lie.")
       .field("scratch_pages_per_page", &CoalescedBuffer::scratch_pages_per_page,
              "Most of these buffers that one layer has.")

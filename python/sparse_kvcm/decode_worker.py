@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.config import WorkerConfig, check_gates
+from sparse_kvcm.config import WorkerConfig
 
 PREFILL_TOKENS = (1, 64, 512, 2048, 8192)  # of the steps that other workers warm up
 
@@ -86,16 +86,14 @@ def bucket_for(num_requests: int, buckets: Sequence[int]) -> int:
 
 
 def plan_warmup(config: WorkerConfig, buckets: Sequence[int] | None = None) -> WarmupPlan:
-    """Say what to run before serving.
+    """Say what to run before serving. `BaseKvCacheManager.warmup` calls it for its worker.
 
     Parameters
     ----------
     config : WorkerConfig
-        Gates are checked first.
     buckets : sequence of int, optional
         Batch sizes of the graphs; `batch_buckets` of max_batch_size without it.
     """
-    check_gates(config)
     kv = config.kv_cache_config
     sizes = sorted(set(batch_buckets(kv.max_batch_size) if buckets is None else buckets))
     if not sizes or sizes[0] < 1 or sizes[-1] > kv.max_batch_size:

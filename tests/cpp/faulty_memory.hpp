@@ -21,10 +21,11 @@ namespace sparse_kvcm::testing {
 
 // Shared by all drivers of one backend.
 struct MemoryLog {
-  std::string calls;            // m: map, u: unmap, f: fill, s: synchronize; one letter per call
-  std::int64_t maps_left = -1;  // the map after so many more fails, once; -1 = none
-  std::int64_t mapped = 0;      // granules
-  std::mutex mutex;             // of what is open
+  std::string calls;            // m: map, u: unmap, f: fill, s: synchronize; one letter per granule
+  std::int64_t maps_left = -1;  // the granule after so many more fails, once; -1 = none
+  bool synchronize_fails = false;
+  std::int64_t mapped = 0;  // granules
+  std::mutex mutex;         // of what is open
   std::map<std::uintptr_t, std::size_t> open;
 };
 
@@ -45,19 +46,24 @@ class FaultyMemory final : public MemoryDriver {
   void release(std::byte* address, std::size_t bytes) noexcept override {
     real_->release(address, bytes);
   }
-  void map(std::byte* address, std::size_t bytes) override {
-    if (log_->maps_left >= 0 && log_->maps_left-- == 0) throw std::bad_alloc();
-    real_->map(address, bytes);
-    log_->calls += 'm';
-    ++log_->mapped;
+  void map(std::byte* address, std::size_t bytes, std::size_t granule) override {
+    const auto granules = static_cast<std::int64_t>(bytes / granule);
+    if (log_->maps_left >= 0 &&
+        std::exchange(log_->maps_left, log_->maps_left - granules) < granules) {
+      log_->maps_left = -1;
+      throw std::bad_alloc();
+    }
+    real_->map(address, bytes, granule);
+    log_->calls.append(bytes / granule, 'm');
+    log_->mapped += granules;
   }
-  void unmap(std::byte* address, std::size_t bytes) noexcept override {
+  void unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept override {
     const auto end = reinterpret_cast<std::uintptr_t>(address) + bytes;
     const auto open = log_->open.lower_bound(end - bytes);
     EXPECT_TRUE(open == log_->open.end() || open->first >= end) << "unmapped while open";
-    real_->unmap(address, bytes);
-    log_->calls += 'u';
-    --log_->mapped;
+    real_->unmap(address, bytes, granule);
+    log_->calls.append(bytes / granule, 'u');
+    log_->mapped -= static_cast<std::int64_t>(bytes / granule);
   }
   // No page of the system is ever opened twice: a driver refuses to pin it again.
   void note_open(std::uintptr_t begin, std::size_t bytes) {
@@ -88,7 +94,10 @@ class FaultyMemory final : public MemoryDriver {
     log_->open.erase(reinterpret_cast<std::uintptr_t>(address));
   }
   [[nodiscard]] std::size_t most_opened() const override { return std::size_t{1} << 30; }
-  void synchronize() override { log_->calls += 's'; }
+  void synchronize() override {
+    if (log_->synchronize_fails) throw DeviceFault();
+    log_->calls += 's';
+  }
 
  private:
   std::shared_ptr<MemoryDriver> real_;

@@ -13,17 +13,14 @@
 
 #include "backend/host_memory.hpp"
 #include "backend/mapped_range.hpp"
+#include "range_fixture.hpp"
 
 namespace sparse_kvcm {
 namespace {
 
-constexpr std::size_t kGranule = std::size_t{2} << 20;
-constexpr std::size_t kReserved = 8 * kGranule;
-
-void resize(MappedRange& range, std::size_t bytes) {
-  range.resize(bytes);
-  range.start_filling();
-}
+using testing::kGranule;
+using testing::kReserved;
+using testing::resize;
 
 // Notes in which order ranges are touched and opened, and that nobody does one during the other.
 class NotingMemory final : public HostMemory {

@@ -213,6 +213,28 @@ TEST_F(ManagerTest, MemoryUseCountsAllOfIt) {
   EXPECT_GE(use.metadata_bytes, std::int64_t{2} * (16 * kPage + 4) * 4);
 }
 
+TEST_F(ManagerTest, PlannedMemoryIsWhatIsTaken) {
+  EXPECT_EQ(planned_memory(manager->config()), manager->memory_use());
+}
+
+TEST_F(ManagerTest, PlannedMemoryOfABatchIsWhatIsTaken) {
+  const BatchOptions options{.max_rows = 3, .max_units = 9};
+  const BatchMemoryUse planned = planned_batch_memory(manager->config(), options);
+  EXPECT_EQ(planned, manager->create_batch(options)->memory_use());
+  // Two chunks of 64 KiB, two reports of a word per group and row and one for the launch.
+  EXPECT_EQ(planned.staging_bytes, 2 * (65536 + (2 * 3 + 1) * 4));
+}
+
+TEST_F(ManagerTest, MemoryOfABadBatchIsNotPlanned) {
+  for (const BatchOptions& bad : {BatchOptions{0, 9}, BatchOptions{3, 0}, BatchOptions{3, 9, 7}}) {
+    expect_refused<InvalidArgument>("planned_batch_memory",
+                                    [&] { (void)planned_batch_memory(manager->config(), bad); });
+  }
+  KvCacheManagerConfig config = manager->config();
+  config.host_pages = 0;
+  expect_refused<InvalidArgument>("KvCacheManagerConfig", [&] { (void)planned_memory(config); });
+}
+
 TEST_F(ManagerTest, AFreshManagerIsFree) {
   const Occupancy o = manager->occupancy();
   EXPECT_EQ(o.free_host_pages, 30);

@@ -311,6 +311,35 @@ TEST_F(RequestPagesTest, ADeviceThatFailsLeavesTheRequestAsItWas) {
   EXPECT_GE(calls, 2);
 }
 
+// Kernels may still read what was given up, so nobody else gets it.
+TEST_F(RequestPagesTest, SlotsWhoseLastUseTheDeviceCannotNameStayOutOfUseUntilItCan) {
+  make(config(8 * kMiB));
+  const auto pages_of_all = static_cast<std::int32_t>(std::min(fresh_[0].total, fresh_[1].total));
+  const auto all = [&] { return request()->resize(4 * pages_of_all, 0, 0); };
+  for (const bool captured : {true, false}) {
+    const auto pages = request();
+    ASSERT_TRUE(pages->resize(8, 0, 7));
+    if (captured) {
+      backend_->set_capturing(7);
+    } else {
+      backend_->fail_after(0);
+    }
+    pages->close(7);
+    EXPECT_EQ(table(*pages, kFull), Table{});
+    if (captured) {
+      EXPECT_EQ(used(0), 2);
+    } else {
+      EXPECT_FALSE(backend_->withdraw());
+      backend_->fail_after(0);  // the next try, too
+    }
+    EXPECT_FALSE(all());
+    backend_->set_capturing({});
+    static_cast<void>(backend_->withdraw());
+    EXPECT_TRUE(all());
+    expect_fresh();
+  }
+}
+
 TEST_F(RequestPagesTest, CountersSayWhatMovedSinceTheLastCall) {
   make(config());
   const auto pages = request();

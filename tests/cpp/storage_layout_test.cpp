@@ -229,6 +229,88 @@ TEST(StorageSizingTest, SlotsFitTheQuotaAndNeverFallBelowFloors) {
   }
 }
 
+// Bytes of the host tier that history and cold pools get, in that order.
+std::pair<std::int64_t, std::int64_t> divided(const StorageConfig& config) {
+  const StorageLayout layout(config);
+  const Bytes slots =
+      layout.slots_for_quota(kSparseHistoryLevel, config.cache_tiers[kSparseHistoryLevel].quota);
+  std::int64_t history = 0;
+  std::int64_t cold = 0;
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    const PoolGroupDesc& group = layout.pool_groups()[g];
+    if (group.level != kSparseHistoryLevel) continue;
+    (group.is_sparse ? history : cold) +=
+        layout.get_num_bytes(static_cast<std::int32_t>(g), slots[g]);
+  }
+  return {history, cold};
+}
+
+TEST(StorageSizingTest, ColdPoolsHoldTheSuspendedRequestsPagesAndHistoryHasTheRest) {
+  for (const auto make : {&testing::v32_config, &testing::glm_config, &testing::v4_config}) {
+    // The larger tier holds the typical step's history too.
+    for (const auto& [quota, requests] :
+         {std::pair(64 * kGiB, 1), {256 * kGiB, 1}, {256 * kGiB, 8}}) {
+      StorageConfig config = make(8 * kGiB, quota);
+      config.typical_step = BatchDesc{std::vector<KvCacheDesc>(100, {32'769, 32'768}), 0};
+      config.suspended = BatchDesc{std::vector<KvCacheDesc>(requests, {32'768, 32'768}), 0};
+      const StorageLayout layout(config);
+      const Bytes wanted = layout.count_slots(*config.suspended);
+      const Bytes slots = layout.slots_for_quota(kSparseHistoryLevel, quota);
+      std::int64_t cold_bytes = 0;
+      std::int64_t pools = 0;
+      for (std::size_t g = 0; g < slots.size(); ++g) {
+        const PoolGroupDesc& group = layout.pool_groups()[g];
+        pools += group.level == kSparseHistoryLevel ? std::ssize(group.slot_bytes) : 0;
+        if (!group.is_cold) continue;
+        EXPECT_GE(slots[g], wanted[g]);
+        cold_bytes += wanted[g] * group.slot_bytes[0];
+      }
+      const auto [history, cold] = divided(config);
+      const std::int64_t granule = layout.granule_bytes(kSparseHistoryLevel);
+      EXPECT_LE(cold, cold_bytes + pools * granule);
+      EXPECT_GE(history, quota - cold - pools * granule);
+    }
+    // Without a word about it there is room for one of the typical requests.
+    StorageConfig config = make(8 * kGiB, 64 * kGiB);
+    config.typical_step = BatchDesc{{{7, 6}, {32'769, 32'768}}, 0};
+    const auto unnamed = divided(config);
+    config.suspended = BatchDesc{{{32'769, 32'769}}, 0};
+    EXPECT_EQ(divided(config), unnamed);
+  }
+}
+
+TEST(StorageSizingTest, AHostTierThatIsTooSmallForBothIsDividedByTheirBytes) {
+  // A granule has 16 pages on the GPU, and 32 pages of each of two groups of history.
+  StorageConfig config = small_config({sparse_layer(0, 64 * 1024), sparse_layer(1, 64 * 1024),
+                                       dense_layer(2, {{"K", 128 * 1024, {}, false}})});
+  config.cache_tiers.push_back({CacheTier::kHostMem, 16 * kMiB, 0});
+  const UnitLayout layout({16 * 1024});
+  config.selection_groups = {{{0}, 4, layout}, {{1}, 4, layout}};
+  const KvCacheDesc request{256, 255};  // 64 pages
+  const auto suspend = [&](std::size_t requests, std::int32_t length) {
+    config.suspended = BatchDesc{std::vector<KvCacheDesc>(requests, {length, length}), 0};
+  };
+  config.typical_step = BatchDesc{{request}, 0};
+  EXPECT_EQ(divided(config), std::pair(8 * kMiB, 8 * kMiB));
+  config.initial_pool_ratio = {0.99, 0.01};  // says nothing about cold pools
+  EXPECT_EQ(divided(config), std::pair(8 * kMiB, 8 * kMiB));
+  config.typical_step = BatchDesc{{request, request, request}, 0};
+  suspend(4, 64);  // 64 pages, too
+  EXPECT_EQ(divided(config), std::pair(12 * kMiB, 4 * kMiB));
+  suspend(1, 256);  // by bytes there would be half of a request
+  EXPECT_EQ(divided(config), std::pair(8 * kMiB, 8 * kMiB));
+  suspend(1, 260);  // more than half of the tier
+  EXPECT_EQ(divided(config), std::pair(12 * kMiB, 4 * kMiB));
+  suspend(9, 256);
+  EXPECT_EQ(divided(config), std::pair(4 * kMiB, 12 * kMiB));
+  suspend(1, 4);
+  EXPECT_EQ(divided(config), std::pair(12 * kMiB, 2 * kMiB));  // 7 granules for two equal pools
+  std::erase_if(config.layers, [](const LayerConfig& layer) { return layer.layer_id < 2; });
+  config.selection_groups.clear();
+  config.initial_pool_ratio.clear();
+  EXPECT_EQ(divided(config), std::pair(std::int64_t{0}, 16 * kMiB));
+}
+
 TEST(StorageSizingTest, GlmHoldsItsIndexerKeysAtTwentyOneTimes132BytesPerToken) {
   const StorageLayout layout(testing::glm_config(kGiB, 4 * kGiB));
   EXPECT_EQ(layout.pool_groups()[0].slot_bytes, (Bytes{21 * 132 * 64}));
@@ -251,6 +333,40 @@ TEST(StorageSizingTest, ClampFindsTheLongestSequenceThatFits) {
   EXPECT_EQ(layout.clamp_max_seq_len({1, 100}, 1, 1'000'000), 0);
   EXPECT_THROW(static_cast<void>(layout.clamp_max_seq_len({1, 1}, 0, 1)), InvalidArgument);
   EXPECT_THROW(static_cast<void>(layout.clamp_max_seq_len({1, 1}, 1, -1)), InvalidArgument);
+}
+
+// 14 window layers in one slot, so that 14 scratch pages share it; pages of 4, window 8.
+TEST(StorageSizingTest, ClampCountsWhatAPrefillHasInScratch) {
+  StorageConfig config = small_config({});
+  for (std::int32_t layer = 0; layer < 14; ++layer) {
+    config.layers.push_back(dense_layer(layer, {{"K", 64, {}, false}}, 8));
+  }
+  config.max_util_for_resume = 1;
+  config.constraints = {{{{264, 0}}, 0}};  // steps of 264 tokens
+  EXPECT_EQ(StorageLayout(config).clamp_max_seq_len({65}, 1, 1'000'000), 65 * 4);
+  EXPECT_EQ(StorageLayout(config).clamp_max_seq_len({3}, 1, 1'000'000), 3 * 4);
+  // The next step writes 66 pages and finds two that its first query reads.
+  EXPECT_EQ(StorageLayout(config).clamp_max_seq_len({67}, 1, 1'000'000), 264 + 65 * 4);
+  EXPECT_EQ(StorageLayout(config).clamp_max_seq_len({68}, 1, 1'000'000), 1'000'000);
+  config.swa_scratch_reuse = SwaScratchReuseConfig{0};
+  const StorageLayout layout(config);
+  // Of 17 pages 14 are in scratch and share a slot, of 18 one more: 2 + 3.
+  EXPECT_EQ(layout.clamp_max_seq_len({4}, 1, 1'000'000), 17 * 4);
+  EXPECT_EQ(layout.clamp_max_seq_len({3}, 1, 1'000'000), 3 * 4);
+  EXPECT_EQ(layout.clamp_max_seq_len({5 + 3}, 1, 264), 264);
+  config.constraints.clear();  // only decoding
+  EXPECT_EQ(StorageLayout(config).clamp_max_seq_len({3}, 1, 1'000'000), 1'000'000);
+}
+
+TEST(StorageSizingTest, EveryRequestOfABatchCountsHoweverManyThereAre) {
+  StorageConfig config = small_config({dense_layer(0, {{"K", 64, {}, false}}, 8)});
+  const BatchDesc batch{std::vector<KvCacheDesc>(100'000, {41, 40}), 0};
+  config.constraints = {batch};
+  const StorageLayout layout(config);
+  EXPECT_EQ(layout.count_slots(batch), Bytes{300'000});
+  EXPECT_GE(static_cast<double>(layout.min_slots()[0]) * 0.97, 300'000);
+  EXPECT_EQ(layout.clamp_max_seq_len({310'000}, 300'000, 1'000'000), 1'000'000);
+  EXPECT_EQ(layout.clamp_max_seq_len({310'000}, 310'000, 1'000'000), 0);
 }
 
 TEST(StorageSizingTest, ConstraintsThatNoMachineHoldsAreRefusedWithTheirSlots) {

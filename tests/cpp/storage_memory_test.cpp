@@ -1,8 +1,10 @@
 // The host memory of a storage: how much of it is touched, what it is told, who is refused.
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/address_space.hpp"
 #include "faulty_memory.hpp"
 #include "host_files.hpp"
 #include "sparse_kvcm/error.hpp"
@@ -104,6 +107,22 @@ TEST(StorageMemoryTest, WhatTheMachineDoesNotHaveIsRefusedByNameAndNothingChange
   EXPECT_EQ(host(storage).free, 512);
 }
 
+// A process has 128 TiB of addresses; 61 pools of 4 TiB each would take 244.
+TEST(StorageMemoryTest, ATiersAddressesAreReservedOnceForAllPoolsOfAGroup) {
+  constexpr std::int64_t kMost = std::int64_t{4} << 40;
+  try {
+    release_addresses(reserve_addresses(kMost, kHugePage), kMost);
+  } catch (const HostMemoryError&) {
+    GTEST_SKIP() << "not even one range of 4 TiB can be had";
+  }
+  StorageConfig config = v32_config(1, 64 * kMiB);
+  config.cache_tiers[kSparseHistoryLevel].max_quota = kMost;
+  Storage storage(config);
+  storage.resize(kSparseHistoryLevel, 1 * kGiB);
+  EXPECT_EQ(storage.get_quota(kSparseHistoryLevel), 1 * kGiB);
+  storage.resize(kSparseHistoryLevel, 1);
+}
+
 TEST(StorageMemoryTest, TheAddressSpaceLimitIsNamed) {
   {
     const Storage first(two_pools(8 * kMiB, {}));
@@ -176,6 +195,7 @@ TEST(StorageMemoryTest, OnlyItsOwnerChangesAStorage) {
 // The host tier grows and shrinks under requests, filled or not: no page of theirs moves or loses a
 // byte, and every page of the system is opened once (faulty_memory.hpp).
 TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
+  std::map<std::string, int> seen;  // that the storm is one
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -205,12 +225,15 @@ TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
         storage.wait_usable(kSparseHistoryLevel);
       } else if (request->resize(request->capacity() + static_cast<std::int32_t>(random() % 4000),
                                  request->history_length(), 0)) {
+        ++seen["grown"];
         for (const std::int32_t page : request->get_base_page_indices(0)) {
           if (marks.count(page) > 0) continue;
           const auto mark = static_cast<std::byte>(random());
           marks.emplace(page, mark);
           *ends(page).first = *ends(page).second = mark;
         }
+      } else {
+        ++seen["refused"];
       }
       for (const auto& [page, mark] : marks) {
         ASSERT_EQ(*ends(page).first, mark) << "page " << page;
@@ -219,12 +242,40 @@ TEST(StorageMemoryTest, AStormOfHostQuotasKeepsEveryLivePage) {
       const PoolGroupStatistics now = host(storage);
       ASSERT_EQ(now.total, now.free + now.unavailable);
       ASSERT_GE(now.unavailable, std::ssize(marks));
+      if (now.draining > 0) ++seen["draining"];
+      if (now.unavailable > std::ssize(marks)) ++seen["filling"];
     }
     for (auto& request : requests) request->close(0);
     storage.trim();
     storage.wait_usable(kSparseHistoryLevel);
     EXPECT_EQ(host(storage).free, host(storage).total);
   }
+  for (const char* const what : {"grown", "refused", "draining", "filling"}) {
+    EXPECT_GE(seen[what], 20) << what;
+  }
+}
+
+// Any thread may wait while another grows and shrinks the tier and takes slots.
+TEST(StorageMemoryTest, ManyThreadsMayWaitWhileTheTierChanges) {
+  StorageConfig config = two_pools(8 * kMiB, {});
+  config.cache_tiers[kSparseHistoryLevel].max_quota = 64 * kMiB;
+  Storage storage(config);
+  std::atomic<bool> stop = false;
+  std::vector<std::future<void>> waiters;
+  for (int i = 0; i < 4; ++i) {
+    waiters.push_back(std::async(std::launch::async, [&] {
+      while (!stop) storage.wait_usable(kSparseHistoryLevel);
+    }));
+  }
+  for (std::int64_t i = 0; i < 40; ++i) {
+    storage.resize(kSparseHistoryLevel, (1 + i * 29 % 64) * kMiB);
+    const auto request = storage.create_request_pages();
+    static_cast<void>(request->resize(static_cast<std::int32_t>(1 + i * 61), 0, 0));
+  }
+  stop = true;
+  for (std::future<void>& waiter : waiters) waiter.get();
+  storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_EQ(host(storage).free, host(storage).total);
 }
 
 // --- of a manager ---

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "graph.hpp"
 #include "sparse_kvcm/request_pages.hpp"
 #include "sparse_kvcm/storage.hpp"
 #include "storage_fixture.hpp"
@@ -120,6 +121,7 @@ class StorageStormTest : public testing::DeviceTest {
 SPARSE_KVCM_ON_EVERY_DEVICE(StorageStormTest);
 
 TEST_P(StorageStormTest, LiveSlotsKeepPlaceAndContentsWhileTheTierChanges) {
+  int draining = 0;
   for (std::uint32_t seed = 0; seed < 8; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -139,6 +141,7 @@ TEST_P(StorageStormTest, LiveSlotsKeepPlaceAndContentsWhileTheTierChanges) {
       const PoolGroupStatistics now = storage_->get_storage_statistics(kGpuLevel)[0];
       ASSERT_EQ(now.unavailable, std::ssize(marks_));
       ASSERT_EQ(now.total, now.free + now.unavailable);
+      draining += now.draining > 0 ? 1 : 0;
       if (i % 4 == 0) {
         ASSERT_NO_FATAL_FAILURE(expect_marks());
       }
@@ -147,6 +150,30 @@ TEST_P(StorageStormTest, LiveSlotsKeepPlaceAndContentsWhileTheTierChanges) {
     storage_->resize(kGpuLevel, 24 * kMiB);
     ASSERT_EQ(storage_->get_num_bytes(kGpuLevel), 24 * kMiB);
   }
+  EXPECT_GE(draining, 20) << "that it is a storm";
+}
+
+TEST_P(StorageStormTest, SlotsGivenUpInACaptureComeBackWhenItHasEnded) {
+  const auto graph = testing::make_graph(device());
+  const auto request = storage_->create_request_pages();
+  ASSERT_TRUE(request->resize(8, 0, graph->stream()));
+  const auto used = [&] {
+    std::int64_t slots = 0;
+    for (const auto& group : storage_->get_storage_statistics(kGpuLevel))
+      slots += group.unavailable;
+    return slots;
+  };
+  const std::int64_t before = used();
+  EXPECT_GT(before, 0);
+  std::int64_t inside = -1;
+  graph->capture([&] {
+    backend_->clear(base_, sizeof(Mark), graph->stream());
+    request->close(graph->stream());
+    inside = used();
+  });
+  graph->replay();
+  EXPECT_EQ(inside, device().kind == DeviceKind::kCpu ? 0 : before);  // a CPU captures nothing
+  EXPECT_EQ(used(), 0);
 }
 
 }  // namespace

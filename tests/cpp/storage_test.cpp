@@ -144,18 +144,23 @@ TEST(StorageTest, HostSlotsThatAreNotFilledAreNotHandedOut) {
   config.selection_groups = {{{0}, 4, UnitLayout({65'536})}, {{1}, 4, UnitLayout({65'536})}};
   Storage storage(config, backend);
   const auto now = [&] { return storage.get_storage_statistics(kSparseHistoryLevel)[0]; };
+  const auto usable = [&] { return storage.pool_group_descs()[0][1].num_usable; };
   EXPECT_EQ(now().total, 8);
   EXPECT_EQ(now().free, 0);
+  EXPECT_EQ(storage.pool_group_descs()[0][1].num_slots, 8);
+  EXPECT_EQ(usable(), 0);
   const auto request = storage.create_request_pages();
   EXPECT_FALSE(request->resize(1, 0, 0));
   allowed = 3;  // one granule of each pool, and one more
   while (filled < 3) std::this_thread::yield();
   while (now().free == 0) std::this_thread::yield();
   EXPECT_EQ(now().free, 4);
+  EXPECT_EQ(usable(), 4);
   ASSERT_TRUE(request->resize(4 * 8, 0, 0));
   EXPECT_FALSE(request->resize(4 * 8 + 1, 0, 0));
   allowed = 4;
   storage.wait_usable(kSparseHistoryLevel);
+  EXPECT_EQ(usable(), 8);
   EXPECT_TRUE(request->resize(8 * 8, 0, 0));
 }
 
@@ -316,6 +321,31 @@ TEST(StorageStormTest, FailedMappingsLeaveStorageAsItWas) {
     storage.trim();
     ASSERT_LE(storage.get_num_bytes(kGpuLevel), storage.get_quota(kGpuLevel));
   }
+}
+
+// A device that fails when it is waited for holds memory back, and nothing else.
+TEST(StorageStormTest, AResizeIsCompleteThoughTheDeviceCannotBeWaitedFor) {
+  const auto backend = std::make_shared<testing::FaultyMemoryBackend>();
+  Storage storage(storm_config(), backend);
+  storage.resize(kGpuLevel, 60 * kMiB);
+  const std::int64_t bytes = storage.get_num_bytes(kGpuLevel);
+  backend->log->synchronize_fails = true;
+  storage.resize(kGpuLevel, 20 * kMiB);
+  EXPECT_EQ(storage.get_quota(kGpuLevel), 20 * kMiB);
+  EXPECT_EQ(storage.get_num_bytes(kGpuLevel), bytes);
+  const auto shrunk = storage.get_storage_statistics(kGpuLevel);
+  EXPECT_THROW(storage.trim(), testing::DeviceFault);
+  EXPECT_EQ(storage.get_storage_statistics(kGpuLevel), shrunk);
+  EXPECT_EQ(storage.get_num_bytes(kGpuLevel), bytes);
+  // A growth that fails is undone, though what it mapped cannot be unmapped.
+  backend->log->maps_left = 1;
+  EXPECT_THROW(storage.resize(kGpuLevel, 64 * kMiB), std::bad_alloc);
+  EXPECT_EQ(storage.get_storage_statistics(kGpuLevel), shrunk);
+  EXPECT_EQ(storage.get_quota(kGpuLevel), 20 * kMiB);
+  backend->log->synchronize_fails = false;
+  storage.trim();
+  EXPECT_LE(storage.get_num_bytes(kGpuLevel), 20 * kMiB);
+  EXPECT_EQ(storage.get_storage_statistics(kGpuLevel), shrunk);
 }
 
 TEST(StorageStormTest, NothingIsLeftOfAStorageThatCouldNotBeMade) {

@@ -1,6 +1,6 @@
 """One of several ranks in real processes: runs a scenario, writes what came of it as JSON.
 
-python rank_process.py RANK WORLD STORE SCENARIO
+python rank_process.py BACKEND RANK WORLD STORE SCENARIO
 """
 
 from __future__ import annotations
@@ -14,44 +14,55 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sizing_cases import GIB, MIB, tiny_dsa, worker_config
-from sparse_kvcm.planner import Budgets, resolve_auto
-from sparse_kvcm.sizing import (
-    HostMemory,
-    Machine,
-    TorchRanks,
-    allocate,
-    measure,
-    on_every_rank,
-    size_worker,
-)
+from sizing_cases import GIB, MIB, PLENTY, tiny_dsa, worker_config
+from sparse_kvcm.base_manager import BaseKvCacheManager
+from sparse_kvcm.planner import resolve_auto
+from sparse_kvcm.sizing import HostMemory, Machine, TorchRanks, measure, on_every_rank
 
 
-def size(rank: int, ranks: TorchRanks, budget: int, host: int, batch: int = 4) -> dict[str, Any]:
-    """Unequal machines: all get what the poorest has."""
-    del rank
-    machine = Machine(budget, host=HostMemory({"MemAvailable": host}))
-    config = worker_config(batch, 5000, {"gpu_cache_factor": 2})
-    sizing = size_worker(config, tiny_dsa(), machine, ranks)
-    assert sizing.host is not None
-    allocation = allocate(sizing, ranks)
-    return {
-        "tokens": sizing.device.pool_quota,
-        "pages": sizing.host.pages,
-        "batch": sizing.capacity.batch,
-        "device": sizing.device.total_bytes,
-        "measured": measure(allocation)["pools"] == sizing.device.pool_bytes,
-    }
+def start(
+    ranks: TorchRanks, machine: Machine, batch: int = 4, factor: float | str = 2
+) -> BaseKvCacheManager:
+    config = worker_config(batch, 5000, {"gpu_cache_factor": factor})
+    return BaseKvCacheManager(config, tiny_dsa(), machine, ranks)
+
+
+def small_machine(**changes: Any) -> Machine:
+    return Machine(**({"device_budget": 64 * MIB, "host": PLENTY} | changes))
 
 
 def agree(rank: int, ranks: TorchRanks) -> dict[str, Any]:
-    """Rank 0 has the least device memory, in smaller granules than the others."""
-    return size(rank, ranks, (1536 + 1024 * rank) * MIB, (2 - rank % 2) * GIB, batch=1000)
+    """Rank 0 has the least device memory, in smaller granules, and rank 1 the least of the host."""
+    host = HostMemory({"MemAvailable": (2 - rank % 2) * GIB})
+    worker = start(ranks, Machine((1536 + 1024 * rank) * MIB, host=host), batch=1000)
+    sizing = worker.sizing
+    assert sizing.host is not None
+    return {
+        "quota": sizing.device.pool_quota,
+        "pages": sizing.host.pages,
+        "batch": sizing.capacity.batch,
+        "device": sizing.device.total_bytes,
+        "measured": measure(worker.allocation)["pools"] == sizing.device.pool_bytes,
+    }
 
 
 def refuse_one(rank: int, ranks: TorchRanks) -> dict[str, Any]:
-    """The last rank has no host memory."""
-    return size(rank, ranks, 64 * MIB, 1000 if rank == 1 else GIB)
+    """Rank 1 has no host memory."""
+    memory = HostMemory({"MemAvailable": 1000 if rank == 1 else GIB})
+    start(ranks, small_machine(host=memory))
+    return {}
+
+
+def old_gpu(rank: int, ranks: TorchRanks) -> dict[str, Any]:
+    """A gate closes on rank 1 alone."""
+    start(ranks, small_machine(compute_capability=(7, 5) if rank == 1 else (9, 0)))
+    return {}
+
+
+def differ(rank: int, ranks: TorchRanks) -> dict[str, Any]:
+    """Rank 1 would make one collective call more."""
+    start(ranks, small_machine(), factor="auto" if rank == 1 else 2)
+    return {}
 
 
 def raise_before_the_collective(rank: int, ranks: TorchRanks) -> dict[str, Any]:
@@ -64,10 +75,10 @@ def raise_before_the_collective(rank: int, ranks: TorchRanks) -> dict[str, Any]:
 
 
 def choose_a_factor(rank: int, ranks: TorchRanks) -> dict[str, Any]:
-    config = worker_config(3, 5000, {"gpu_cache_factor": "auto"})
-    budgets = Budgets(64 * MIB, link_gb_s=1000.0 if rank else 1e-5)
-    fixed = resolve_auto(config, tiny_dsa(), budgets, ranks=ranks)
-    alone = resolve_auto(config, tiny_dsa(), budgets)
+    config = worker_config(50, 5000, {"gpu_cache_factor": "auto"})
+    machine = small_machine(link_gb_s=1000.0 if rank else 1e-5)
+    fixed = resolve_auto(config, tiny_dsa(), machine, ranks=ranks)
+    alone = resolve_auto(config, tiny_dsa(), machine)
 
     def factor(config: Any) -> float:
         return float(config.sparse_attention_config.kv_cache_offload_config.gpu_cache_factor)
@@ -82,16 +93,27 @@ def die(rank: int, ranks: TorchRanks) -> dict[str, Any]:
 
 
 SCENARIOS = {
-    "all": [agree, refuse_one, raise_before_the_collective, choose_a_factor, agree],
+    "all": [
+        agree,
+        refuse_one,
+        raise_before_the_collective,
+        choose_a_factor,
+        old_gpu,
+        differ,
+        agree,
+    ],
     "die": [die],
 }
 
 
 def main() -> None:
-    rank, world, store, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    backend, store, name = sys.argv[1], sys.argv[4], sys.argv[5]
+    rank, world = int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{store}",
         rank=rank,
         world_size=world,

@@ -47,7 +47,11 @@ def tiny_v4(ratios: tuple[int, ...] = (0, 4, 128, 4), **changes: Any) -> ModelGe
 
 
 def small(max_seq_len: int = 1000, **changes: Any) -> Workload:
-    fields: dict[str, Any] = {"geometry": tiny_dsa(), "max_seq_len": max_seq_len}
+    fields: dict[str, Any] = {
+        "geometry": tiny_dsa(),
+        "max_seq_len": max_seq_len,
+        "kv_dtype": "fp8",
+    }
     return Workload(**(fields | changes))
 
 
@@ -63,7 +67,12 @@ def worker_config(
     return WorkerConfig.model_validate(
         {
             "sparse_attention_config": {"algorithm": algorithm, **attention},
-            "kv_cache_config": {"max_batch_size": batch, "max_seq_len": max_seq_len, **kv},
+            "kv_cache_config": {
+                "max_batch_size": batch,
+                "max_seq_len": max_seq_len,
+                "dtype": "fp8",
+                **kv,
+            },
             "cache_transceiver_config": {"backend": "in_process"},
             "generation_only": True,
         }

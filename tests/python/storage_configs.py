@@ -90,6 +90,7 @@ def configs(draw: st.DrawFn, with_host: bool = True) -> kvcm.StorageConfig:
         max_util_for_resume=draw(st.sampled_from([0.5, 0.9, 0.97, 1.0])),
         constraints=draw(st.lists(batches(), max_size=2)),
         typical_step=draw(st.none() | batches()),
+        suspended=draw(st.none() | batches()),
         swa_scratch_reuse=draw(
             st.none() | st.builds(kvcm.SwaScratchReuseConfig, st.sampled_from([0, 3]))
         ),

@@ -46,12 +46,12 @@ def convert(
 class Coalesced:
     """Buffers of one size: bytes of one page, and whose."""
 
-    page_bytes: int
+    buffer_bytes: int
     buffers: tuple[tuple[int, str], ...]
 
     @property
     def slot_bytes(self) -> int:
-        return self.page_bytes * len(self.buffers)
+        return self.buffer_bytes * len(self.buffers)
 
     @property
     def most_of_one_layer(self) -> int:
@@ -85,7 +85,7 @@ def layer_groups(config: kvcm.StorageConfig) -> list[Group]:
     result = []
     for life, sizes in by_life.items():
         slot = [Coalesced(size, tuple(buffers)) for size, buffers in sizes.items()]
-        slot.sort(key=lambda c: (c.slot_bytes, c.page_bytes), reverse=True)
+        slot.sort(key=lambda c: (c.slot_bytes, c.buffer_bytes), reverse=True)
         result.append(Group(*life, tuple(slot)))
     return result
 
@@ -189,19 +189,40 @@ def min_slots(config: kvcm.StorageConfig) -> list[int]:
     return result
 
 
-def pool_ratio(config: kvcm.StorageConfig) -> Floats:
-    """Bytes of the typical step (else constraints, else 2,049 tokens), per level."""
-    batches = list(config.constraints)
+def typical_batches(config: kvcm.StorageConfig) -> list[kvcm.BatchDesc]:
+    """The typical step, else constraints, else 2,049 tokens."""
     if config.typical_step is not None:
-        batches = [config.typical_step]
-    if not batches:
-        batches = [kvcm.BatchDesc([kvcm.KvCacheDesc(2049, 2048)])]
+        return [config.typical_step]
+    return list(config.constraints) or [kvcm.BatchDesc([kvcm.KvCacheDesc(2049, 2048)])]
+
+
+def suspended(config: kvcm.StorageConfig) -> kvcm.BatchDesc:
+    """Who is said to be suspended, else one request as long as the longest typical one."""
+    if config.suspended is not None:
+        return config.suspended
+    length = max(r.capacity for batch in typical_batches(config) for r in batch.kv_caches)
+    return kvcm.BatchDesc([kvcm.KvCacheDesc(length, length)])
+
+
+def cold_slots(config: kvcm.StorageConfig, batch: kvcm.BatchDesc) -> list[int]:
+    """Pages that a batch has in each cold pool group; 0 in others."""
     groups = layer_groups(config)
+    return [
+        max(1, sum(count_pages(config, groups[i], batch) for i in p.groups)) if p.is_cold else 0
+        for p in pool_groups(config)
+    ]
+
+
+def pool_ratio(config: kvcm.StorageConfig) -> Floats:
+    """Bytes of the typical step and, in cold pools, of who is suspended, per level."""
+    groups = layer_groups(config)
+    batches = typical_batches(config)
     pages = [max([1, *(count_pages(config, g, b) for b in batches)]) for g in groups]
-    homes = {i: pools for pools in pool_groups(config) if not pools.is_cold for i in pools.groups}
+    cold = cold_slots(config, suspended(config))
     weights = [
-        float(sum(pages[i] * sum(homes[i].slot_bytes) for i in pools.groups))
-        for pools in pool_groups(config)
+        float(sum(pools.slot_bytes))
+        * (cold[g] if pools.is_cold else sum(pages[i] for i in pools.groups))
+        for g, pools in enumerate(pool_groups(config))
     ]
     levels = np.array([pools.level for pools in pool_groups(config)])
     sums = np.bincount(levels, weights=weights, minlength=2)
@@ -263,4 +284,31 @@ def slots_for_quota(
             slots[g] = slots_for(pools[g].slot_bytes, floor[g], size)
             left -= floor[g]
         players = [g for g in players if g not in poor]
+    history = [g for g in homes if pools[g].is_sparse]
+    if history:
+        _leave_rest_to_history(config, slots, max(sum(floor.values()), -(-quota // size)), size)
     return slots
+
+
+def _leave_rest_to_history(
+    config: kvcm.StorageConfig, slots: list[int], granules: int, size: int
+) -> None:
+    """Cold pools: at most all, at least one of who is suspended if half of the tier holds it."""
+    pools, least = pool_groups(config), min_slots(config)
+    home = next(g for g, p in enumerate(pools) if p.is_sparse)
+    cold = [g for g, p in enumerate(pools) if p.is_cold]
+    batch = suspended(config)
+    longest = max(batch.kv_caches, key=lambda r: r.capacity)
+    most = cold_slots(config, batch)
+    one = cold_slots(config, kvcm.BatchDesc([longest]))
+    low = {g: min(slots[g], most[g]) for g in cold}
+    high = {g: max(low[g], one[g]) for g in cold}
+    taken = sum(granules_for(pools[g].slot_bytes, n, size) for g, n in high.items())
+    floor = granules_for(pools[home].slot_bytes, least[home], size)
+    if 2 * taken > granules or taken + floor > granules:
+        high = low
+    for g, n in high.items():
+        share = granules_for(pools[g].slot_bytes, n, size)
+        slots[g] = slots_for(pools[g].slot_bytes, share, size)
+        granules -= share
+    slots[home] = slots_for(pools[home].slot_bytes, granules, size)

@@ -116,6 +116,11 @@ CONFIG_CASES: list[Case] = [
     (lambda: one(typical_step=batch(4, -1)), ["typical_step.kv_caches[0]", "got -1"]),
     (lambda: one(typical_step=batch(4, 3, -2)), ["typical_step.system_prompt_length", "got -2"]),
     (lambda: one(typical_step=5), ["typical_step must be a BatchDesc", "got int 5"]),
+    (lambda: one(suspended=[]), ["suspended must be a BatchDesc", "got list []"]),
+    (
+        lambda: one(suspended=kvcm.BatchDesc([kvcm.KvCacheDesc(1, 2)])),
+        ["suspended.kv_caches[0].history_length", "[0, capacity 1]", "got 2"],
+    ),
     (lambda: one(initial_pool_ratio=[0.5]), ["initial_pool_ratio", "sum to 1", "got 0.5"]),
     (lambda: one(initial_pool_ratio=[0.0]), ["initial_pool_ratio[0]", "(0, 1]", "got 0"]),
     (
@@ -193,6 +198,12 @@ CALL_CASES: list[Case] = [
     (lambda: STORAGE.clamp_max_seq_len_for_mem(0, 5), ["batch_size", "got 0"]),
     (lambda: STORAGE.clamp_max_seq_len_for_mem(1, -5), ["upper", "got -5"]),
     (lambda: kvcm.Storage(None), ["[Storage] config must be a StorageConfig", "got None"]),
+    (lambda: kvcm.Storage(one(), None), ["[Storage] fill must be a StorageFill", "got None"]),
+    (lambda: kvcm.Storage(one(), progress=print), ["[Storage] progress needs fill", "AT_ONCE"]),
+    (
+        lambda: kvcm.Storage(one(), kvcm.StorageFill.AT_ONCE, 3),
+        ["[Storage] progress must be callable or None", "got int 3"],
+    ),
     (lambda: REQUEST.resize(3, 4), ["[RequestPages.resize] history_length", "got 4"]),
     (lambda: REQUEST.resize("3", 4), ["capacity must be an int", "got str '3'"]),
     (lambda: REQUEST.get_base_page_indices(3), ["layer_group", "[0, 3)", "got 3"]),
@@ -224,4 +235,4 @@ def test_call_refuses_an_argument_by_name(call: Callable[[], Any], text: list[st
 
 def test_a_tier_larger_than_memory_is_a_memory_error() -> None:
     with pytest.raises(MemoryError):
-        kvcm.Storage(one(cache_tiers=[gpu_tier(1 << 60)]))
+        kvcm.Storage(make_config([dense_layer(0, 1 << 30)], cache_tiers=[gpu_tier(1 << 60)]))

@@ -75,6 +75,20 @@ kv_cache_config: {max_batch_size: 7, dtype: fp8_ds_mla}
     assert WorkerConfig.from_text(config.model_dump_json()) == config
 
 
+@pytest.mark.parametrize(
+    "attention", [DeepSeekSparseAttentionConfig(), DeepSeekV4SparseAttentionConfig()]
+)
+def test_a_configuration_made_in_python_comes_back_too(attention: Any) -> None:
+    config = WorkerConfig(sparse_attention_config=attention)
+    assert WorkerConfig.from_text(config.to_yaml()) == config
+    assert type(WorkerConfig.from_text(config.to_yaml()).sparse_attention_config) is type(attention)
+
+
+def test_text_that_is_no_yaml_is_refused() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match="text must be YAML or JSON: mapping values"):
+        WorkerConfig.from_text("a: b: c")
+
+
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "worker.yaml"
     path.write_text(worker().to_yaml())
@@ -96,6 +110,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             "avg_seq_len must be <= max_seq_len 8",
         ),
         (KvCacheConfig, {"max_batch_size": 0}, "max_batch_size"),
+        (KvCacheConfig, {"max_batch_size": True}, "max_batch_size"),
+        (KvCacheConfig, {"max_seq_len": "12"}, "max_seq_len"),
+        (KvCacheConfig, {"max_util_for_resume": float("nan")}, "max_util_for_resume"),
+        (KvCacheConfig, {"max_gpu_total_bytes": (1 << 60) + 1}, "max_gpu_total_bytes"),
         (KvCacheConfig, {"dtype": "int8"}, "dtype"),
         (WorkerConfig, {"sparse_attention_config": {"algorithm": "other"}}, "algorithm"),
     ],

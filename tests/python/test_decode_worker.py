@@ -60,8 +60,3 @@ def test_buckets_outside_of_the_batch_are_refused() -> None:
             plan_warmup(worker_config(3), buckets)
     with pytest.raises(kvcm.InvalidArgument, match="max_batch_size must be >= 1, got 0"):
         batch_buckets(0)
-
-
-def test_gates_are_checked_first() -> None:
-    with pytest.raises(NotImplementedError, match="disaggregated"):
-        plan_warmup(worker_config().model_copy(update={"cache_transceiver_config": None}))

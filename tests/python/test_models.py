@@ -148,15 +148,26 @@ def test_a_config_json_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
     assert load_geometry(path) == load_geometry(tmp_path)
 
 
+def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', a unit"):
+        geometry_of(glm(kv_lora_rank=32, qk_rope_head_dim=4)).unit_layout("nvfp4")
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"model_type": "llama"}, "model_type must be one of deepseek_v32, .*, got 'llama'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer >= 1, got 0"),
-        ({"kv_lora_rank": None}, "kv_lora_rank must be an integer >= 1, got None"),
-        ({"index_topk": True}, "index_topk must be an integer >= 1, got True"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers must be an integer in \[1, 4096\], got 0"),
+        ({"kv_lora_rank": None}, r"kv_lora_rank must be an integer in \[1, 2147483647\], got None"),
+        ({"index_topk": True}, r"index_topk must be an integer in \[1, 65535\], got True"),
         ({"indexer_types": ["full"]}, "must name 6 layers, got 1"),
         ({"indexer_types": ["shared"] * 6}, "layer 0 must own an indexer"),
+        ({"indexer_types": 5}, "indexer_types must be made of full and shared, got 5"),
+        ({"indexer_types": ["full"] * 5 + ["Full"]}, "made of full and shared, got .*'Full'"),
+        ({"index_topk_pattern": "FSSFXS"}, "index_topk_pattern must be made of F and S, got"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers must be .* 4096\], got 1000000000"),
+        ({"index_topk": 65_536}, r"index_topk must be .* 65535\], got 65536"),
+        ({"index_skip_topk_offset": -1}, r"index_skip_topk_offset must be .*\[0, .*, got -1"),
         (
             {"model_type": "deepseek_v4"},
             "compress_ratios must be a list of integers >= 0, got None",

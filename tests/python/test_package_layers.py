@@ -19,6 +19,7 @@ LAYERS = (
     "decode_worker",
     "sizing",
     "planner",
+    "base_manager",
     "cli",
 )
 LAZY = {"torch", "matplotlib", "transformers"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ import pytest
 
 from sparse_kvcm.sizing import OtherRankError, SingleRank, on_every_rank
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 PROCESS = Path(__file__).with_name("rank_process.py")
 PATIENCE = 240  # seconds until a hang is one
 
 
-def launch(world: int, scenario: str, folder: Path) -> list[tuple[int, Any]]:
+def launch(world: int, scenario: str, folder: Path, backend: str = "gloo") -> list[tuple[int, Any]]:
     """Exit status and results of each rank."""
+    store = str(folder / "store")
     processes = [
         subprocess.Popen(
-            [sys.executable, str(PROCESS), str(rank), str(world), str(folder / "store"), scenario],
+            [sys.executable, str(PROCESS), backend, str(rank), str(world), store, scenario],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -40,11 +42,18 @@ def launch(world: int, scenario: str, folder: Path) -> list[tuple[int, Any]]:
     return results
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(
+    scope="module",
+    params=[("gloo", 2), ("gloo", 4), ("nccl", 2)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
 def scenarios(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Results by scenario, then by rank."""
-    results = launch(request.param, "all", tmp_path_factory.mktemp("ranks"))
-    assert [status for status, _ in results] == [0] * request.param, results
+    backend, world = request.param
+    if backend == "nccl" and torch.cuda.device_count() < world:
+        pytest.skip(f"NCCL needs {world} GPUs, there are {torch.cuda.device_count()}")
+    results = launch(world, "all", tmp_path_factory.mktemp("ranks"), backend)
+    assert [status for status, _ in results] == [0] * world, results
     return list(zip(*(by_scenario for _, by_scenario in results), strict=True))
 
 
@@ -80,8 +89,23 @@ def test_ranks_choose_one_cache_factor(scenarios: Any) -> None:
     assert {result["agreed"] for result in chosen} == {min(r["alone"] for r in chosen)}
 
 
+def test_a_gate_that_closes_on_one_rank_closes_on_all(scenarios: Any) -> None:
+    refused = scenarios[4]
+    assert refused[1]["error"] == "NotImplementedError"
+    for rank, result in enumerate(refused):
+        if rank != 1:
+            assert "rank 1 failed: NotImplementedError: [check_gates]" in result["message"]
+
+
+def test_ranks_with_other_configurations_refuse_instead_of_waiting(scenarios: Any) -> None:
+    for result in scenarios[5]:
+        assert result["error"] == "InvalidArgument"
+        assert "config must be the same on every rank" in result["message"]
+        assert "on ranks [1]" in result["message"]
+
+
 def test_ranks_go_on_after_failures(scenarios: Any) -> None:
-    assert scenarios[4] == scenarios[0]
+    assert scenarios[6] == scenarios[0]
 
 
 def test_a_rank_that_dies_is_an_error_of_the_others(tmp_path: Path) -> None:
@@ -99,10 +123,29 @@ def test_a_single_rank_agrees_with_itself() -> None:
         on_every_rank(ranks, lambda: {}["x"])
 
 
-def test_the_first_failure_of_others_is_named() -> None:
-    class Three(SingleRank):
-        def gather(self, message: str) -> list[str]:
-            return [message, "ValueError: no", "KeyError: x"]
+class Three(SingleRank):
+    """Two others fail."""
 
+    def gather(self, message: str) -> list[str]:
+        return [message, "ValueError: no", "KeyError: x"]
+
+
+def test_the_first_failure_of_others_is_named() -> None:
     with pytest.raises(OtherRankError, match="rank 1 failed: ValueError: no"):
         on_every_rank(Three(), lambda: 1)
+
+
+def test_what_a_rank_made_goes_back_when_another_fails() -> None:
+    class Memory:
+        pass
+
+    freed: list[bool] = []
+
+    def work() -> Memory:
+        memory = Memory()
+        weakref.finalize(memory, freed.append, True)
+        return memory
+
+    with pytest.raises(OtherRankError) as kept:
+        on_every_rank(Three(), work)
+    assert freed == [True], kept  # although the exception is still there

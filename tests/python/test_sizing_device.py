@@ -11,7 +11,7 @@ import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, small, tiny_dsa, tiny_v4
 from sparse_kvcm.models import load_geometry
 from sparse_kvcm.sizing import Workload, find_capacity, size_device
-from sparse_kvcm.sizing.buffers import arena_bytes, batch_bytes, engine_buffers, entry_bytes
+from sparse_kvcm.sizing.buffers import batch_memory, engine_buffers, manager_memory
 from sparse_kvcm.sizing.device import max_batch, pool_tokens, quota_for_tokens
 
 
@@ -33,7 +33,8 @@ def test_a_batch_s_bytes_are_those_from_its_first_array_to_its_last(rows: int, l
     out = batch.resolve(last, np.full(rows, -1, np.int32), selection)
     end = address(out.errors) + rows * 4
     used = end - address(batch.row_states)
-    assert batch_bytes(config, rows, workload.max_units) == -(-used // 256) * 256
+    assert batch_memory(workload, rows).device_bytes == -(-used // 256) * 256
+    assert batch.memory_use() == batch_memory(workload, rows)
     assert batch.max_pages == workload.pages(length)
 
 
@@ -42,9 +43,14 @@ def test_a_batch_s_bytes_are_those_from_its_first_array_to_its_last(rows: int, l
 def test_arena_and_entries_are_what_a_manager_holds(geometry: Any, factor: float) -> None:
     workload = small(1000, geometry=geometry, gpu_cache_factor=factor)
     config = workload.manager_config(3, host_pages=2)
-    use = kvcm.KvCacheManager(config).memory_use()
-    assert arena_bytes(config) == use.arena_bytes
-    assert entry_bytes(config) == use.metadata_bytes
+    manager = kvcm.KvCacheManager(config)
+    planned = manager_memory(workload, 3)
+    arenas = [np.asarray(manager.arena(layer)) for layer in manager.layers]
+    assert planned.arena_bytes == sum(arena.nbytes for arena in arenas)
+    assert planned.metadata_bytes == len(geometry.groups) * 4 * (
+        3 * workload.lease_pages * workload.units_per_page + 3
+    )
+    assert kvcm.planned_memory(config) == manager.memory_use()
     assert config.cached_slots >= factor * geometry.top_k
     assert config.cached_slots < factor * geometry.top_k + workload.units_per_page
 
@@ -58,13 +64,13 @@ def test_what_is_no_pool_leaves_the_budget_first() -> None:
     workload = small(1000, num_batches=2)
     budget = 64 * MIB
     sizing = size_device(workload, budget, 5, offload=True)
-    config = workload.manager_config(5, 1)
+    manager = manager_memory(workload, 5)
     assert sizing.layout is not None
     engine = sum(s.num_bytes for s in engine_buffers(workload, sizing.layout, 5, offload=True))
     assert sizing.fixed == {
-        "arena": arena_bytes(config),
-        "entries": entry_bytes(config),
-        "batch buffers": 2 * batch_bytes(config, 5, 1000),
+        "arena": manager.arena_bytes,
+        "entries": manager.metadata_bytes,
+        "batch buffers": 2 * batch_memory(workload, 5).device_bytes,
         "attention buffers": 2 * engine,
     }
     assert sizing.pool_quota <= budget - sizing.fixed_bytes < sizing.pool_quota + 2 * MIB
@@ -99,13 +105,16 @@ def test_a_resident_worker_has_neither_arena_nor_batch() -> None:
 
 def test_resident_pools_hold_index_keys_too() -> None:
     geometry = load_geometry("glm-5.2")
-    sizing = size_device(Workload(geometry, 32_928), 100 * GIB, 1, offload=False)
+    sizing = size_device(Workload(geometry, 32_928, "fp8"), 100 * GIB, 1, offload=False)
     assert sizing.layout is not None
     slots = sizing.layout.count_slots(kvcm.BatchDesc([kvcm.KvCacheDesc(64, 63)]))
     per_page = sum(
         n * sum(g.slot_bytes) for n, g in zip(slots, sizing.layout.pool_groups, strict=True)
     )
     assert per_page == 64 * 47_700
+    # And so does the quota of a number of tokens, which a warm-up is estimated with.
+    more = quota_for_tokens(sizing, 32_928 * 64) - quota_for_tokens(sizing, 32_928 * 32)
+    assert more == pytest.approx(32_928 * 32 * 47_700 / 0.97, rel=0.01)
 
 
 # 33,024 = 129 x 256: at the last token of a page a window has one page, at the first it has two.
@@ -185,6 +194,16 @@ def test_a_quota_turned_to_tokens_and_back_is_no_larger() -> None:
         assert tokens % 64 == 0
 
 
+def test_tokens_of_short_requests_are_counted_in_whole_pages() -> None:
+    sizing = size_device(small(1), 64 * MIB, 1000, offload=True)
+    assert pool_tokens(sizing) == 1000 * 64  # a page each, whatever the length
+
+
+def test_pools_of_more_slots_than_have_numbers_do_not_fit() -> None:
+    workload = small(60_000, tokens_per_block=1, max_util_for_resume=0.001)
+    assert not size_device(workload, 1 << 60, 100, offload=True).fits
+
+
 def test_capacity_names_the_limit_that_binds_and_the_batch() -> None:
     workload = small(20_000)
     page = 64 * (48 + 48 + 144)  # bytes of a history page: rows of 36, 36 and 4 x 36 up to 16
@@ -205,14 +224,19 @@ def test_capacity_names_the_limit_that_binds_and_the_batch() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_seq_len": 0}, r"max_seq_len must be in \[1, 16777215\], got 0"),
-        ({"max_seq_len": 1 << 24}, "max_seq_len must be in .*, got 16777216"),
-        ({"avg_seq_len": 1001}, r"avg_seq_len must be in \[1, 1000\], got 1001"),
+        ({"max_seq_len": 0}, r"max_seq_len must be an integer in \[1, 16777215\], got 0"),
+        ({"max_seq_len": 1 << 24}, "max_seq_len must be .*, got 16777216"),
+        ({"max_seq_len": 10.5}, "max_seq_len must be an integer .*, got 10.5"),
+        ({"avg_seq_len": 1001}, r"avg_seq_len must be an integer in \[1, 1000\], got 1001"),
         ({"gpu_cache_factor": 0.5}, r"gpu_cache_factor must be in \[1, .*, got 0.5"),
         ({"gpu_cache_factor": 1024}, "gpu_cache_factor must be in .*, got 1024"),
-        ({"gpu_cache_factor": 1023.9}, r"cached slots of gpu_cache_factor .*65535\], got 65536"),
+        ({"gpu_cache_factor": 1023.1}, r"gpu_cache_factor must be in \[1, 1023\], .*, got 1023.1"),
+        ({"tokens_per_block": 65_537}, r"tokens_per_block must be .* 65536\], got 65537"),
+        ({"max_util_for_resume": 0}, r"max_util_for_resume must be in \[0.001, 1\], got 0"),
+        ({"kv_dtype": "int8"}, "kv_dtype of a DSA model must be one of .*, got 'int8'"),
+        ({"index_dtype": "int8"}, "index_dtype must be one of .*, got 'int8'"),
         ({"gpu_cache_factor": float("nan")}, "gpu_cache_factor must be in .*, got nan"),
-        ({"num_batches": 0}, r"num_batches must be in \[1, 16\], got 0"),
+        ({"num_batches": 0}, r"num_batches must be an integer in \[1, 16\], got 0"),
     ],
 )
 def test_a_bad_workload_is_refused_by_field(changes: dict[str, Any], message: str) -> None:

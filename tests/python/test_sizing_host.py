@@ -17,7 +17,7 @@ from sparse_kvcm.sizing import (
     host_memory,
     size_host,
 )
-from sparse_kvcm.sizing.buffers import staging_bytes
+from sparse_kvcm.sizing.buffers import batch_memory
 from sparse_kvcm.sizing.host import page_bytes
 
 
@@ -117,12 +117,13 @@ def test_automatic_size_stops_at_what_may_be_pinned_staging_included() -> None:
     memory = HostMemory({"MemAvailable": 2 * history_floor(workload) + 100 * MIB})
     sizing = size_host(workload, 100_000, memory)
     assert memory.automatic - sizing.page_bytes < sizing.total_bytes <= memory.automatic
-    assert sizing.staging == staging_bytes(workload, 100_000)
+    # Two chunks for 100,000 rows of 8 words and 16 pages, two reports of 3 words a row and one.
+    assert sizing.staging == 2 * (16 * MIB + (3 * 100_000 + 1) * 4)
 
 
 def test_automatic_size_is_raised_to_the_floor() -> None:
     workload = small(1000)
-    floor = history_floor(workload) + staging_bytes(workload, 1)
+    floor = history_floor(workload) + batch_memory(workload, 1).staging_bytes
     sizing = size_host(workload, 1, HostMemory({"MemAvailable": floor}))
     assert floor - page_bytes(workload) < sizing.total_bytes <= floor
 
@@ -136,7 +137,7 @@ def test_less_than_the_floor_is_a_refusal_not_a_fall_back() -> None:
 
 def test_explicit_size_below_the_floor_names_the_size_needed() -> None:
     workload = small(1000)
-    floor = history_floor(workload) + staging_bytes(workload, 2)
+    floor = history_floor(workload) + batch_memory(workload, 2).staging_bytes
     assert size_host(workload, 2, PLENTY, host_history_size=floor).floor == floor
     with pytest.raises(kvcm.InvalidArgument) as error:
         size_host(workload, 2, PLENTY, host_history_size=floor - 1)
@@ -166,6 +167,17 @@ def test_floor_of_a_real_model_is_its_history_and_little_more(model: str) -> Non
     pools = len(workload.geometry.groups)
     assert history / 0.97 + pools * 2 * MIB <= history_floor(workload)
     assert history_floor(workload) <= history / 0.97 + 2 * pools * 32 * MIB + GIB // 8
+
+
+def test_a_floor_of_more_pages_than_have_numbers_is_refused_by_the_length() -> None:
+    geometry = tiny_dsa(max_position_embeddings=1 << 24)
+    workload = small(
+        (1 << 24) - 1, geometry=geometry, tokens_per_block=1, max_util_for_resume=0.001
+    )
+    with pytest.raises(
+        kvcm.InvalidArgument, match=r"\[size_host\] max_seq_len must be .*, got 1677"
+    ):
+        history_floor(workload)
 
 
 def test_floor_is_of_the_sparse_layers_alone() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,13 +18,12 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, machine, tiny_dsa, tiny_v4, worker_config
 from sparse_kvcm.config import WorkerConfig
-from sparse_kvcm.sizing import HostMemory, Machine, allocate, measure, size_worker
+from sparse_kvcm.sizing import HostMemory, Machine, SingleRank, allocate, measure, size_worker
 
 
 def planned(sizing: Any) -> dict[str, int]:
     """The parts of a sizing that `measure` measures."""
     parts = {**sizing.device.fixed, "pools": sizing.device.pool_bytes}
-    parts.pop("batch buffers", None)
     if sizing.device.host_cache_bytes:
         parts["host cache"] = sizing.device.host_cache_bytes
     if sizing.host is not None:
@@ -29,8 +32,18 @@ def planned(sizing: Any) -> dict[str, int]:
 
 
 def check_refusal(message: str) -> None:
-    fields = ("max_batch_size", "host_history_size", "host memory", "host_cache_size", "budget")
-    assert any(f"{field} must be " in message for field in fields), message
+    fields = (
+        "max_batch_size",
+        "host_history_size",
+        "host memory",
+        "host_cache_size",
+        "device budget",
+        "gpu_cache_factor",
+        "tokens_per_block",
+        "kv_dtype",
+        "max_seq_len",
+    )
+    assert re.match(rf"\[\w+\] (the )?({'|'.join(fields)}) (of a [\w-]+ model )?must be ", message)
     assert "got " in message
 
 
@@ -50,21 +63,26 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
     longest = draw(st.sampled_from([1, 63, 64, 65, 128, 129, 1000, 2048]))
     geometry = draw(st.sampled_from(GEOMETRIES))
     sizes = st.sampled_from([24 * MIB, 48 * MIB]) if plenty else st.integers(1, 48 * MIB)
+    dtypes, pages, factors = ["fp8", "bf16"], [None, None, 128, 256], [1, 1.5, 2, 4]
+    if not plenty:
+        dtypes += ["fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]
+        pages += [1, 3, 64, 384, 65_536]
+        factors += [33, 1e9]
     config = worker_config(
-        draw(st.integers(1, 9)),
+        draw(st.integers(1, 9)) if plenty else draw(st.integers(1, 9) | st.just(1 << 20)),
         longest,
         {
-            "gpu_cache_factor": draw(st.sampled_from([1, 1.5, 2, 4])),
+            "gpu_cache_factor": draw(st.sampled_from(factors)),
             "host_history_size": draw(st.none() | sizes),
         },
         algorithm=geometry.algorithm,
         avg_seq_len=draw(st.none() | st.integers(1, longest)),
         index_dtype=draw(st.sampled_from(["fp8", "bf16", "mxfp4"])),
-        dtype=draw(st.sampled_from(["fp8", "bf16"])),
-        max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0])),
-        tokens_per_block=draw(st.sampled_from([None, None, 128, 256])),
+        dtype=draw(st.sampled_from(dtypes)),
+        max_util_for_resume=draw(st.sampled_from([0.5, 0.97, 1.0] if plenty else [0.001, 0.97])),
+        tokens_per_block=draw(st.sampled_from(pages)),
         host_cache_size=draw(st.none() | st.integers(1, 48 * MIB)),
-    )
+    ).model_copy(update={"num_batches": draw(st.integers(1, 2))})
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))
     budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
     memory = HostMemory({"MemAvailable": host})
@@ -83,9 +101,14 @@ def test_a_configuration_that_is_accepted_allocates_what_was_planned(
     assert sizing.host.total_bytes <= where.host.per_rank
     allocation = allocate(sizing)
     assert measure(allocation) == planned(sizing)
-    assert len(allocation.batches) == len(allocation.engine) == 1
+    assert len(allocation.batches) == len(allocation.engine) == config.num_batches
     manager = allocation.manager
     assert manager is not None
+    # What the storage behind it maps: every pool in whole pages of the system.
+    pools = [int(np.prod(manager.host_history(g).shape)) for g in range(manager.num_groups)]
+    page = os.sysconf("SC_PAGESIZE")
+    assert sum(pools) == sizing.host.history_bytes
+    assert manager.storage.get_num_bytes(1) == sum(-(-size // page) * page for size in pools)
     requests = [
         manager.create_kv_cache(need=sizing.device.workload.max_units)
         for _ in range(sizing.device.batch)
@@ -126,6 +149,47 @@ def test_a_host_cache_leaves_less_for_history_and_over_the_limit_is_refused() ->
         size_worker(
             worker_config(3, 5000, host_cache_size=160 * MIB), tiny_dsa(), machine(GIB, memory)
         )
+
+
+def test_the_way_back_from_tokens_is_capped_by_the_first_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens to quota and quota to tokens are no inverses; 10 times the quota came of it once."""
+
+    class Poorer(SingleRank):
+        def minimum(self, values: Sequence[int]) -> list[int]:
+            return [value // 2 for value in values] if len(values) == 2 else list(values)
+
+    module = sys.modules["sparse_kvcm.sizing.worker"]
+    alone = size_worker(worker_config(), tiny_dsa(), machine())
+    together = size_worker(worker_config(), tiny_dsa(), machine(), Poorer())
+    assert together.device.pool_quota < alone.device.pool_quota
+    monkeypatch.setattr(module, "quota_for_tokens", lambda device, tokens: 10 * device.pool_quota)
+    capped = size_worker(worker_config(), tiny_dsa(), machine(), Poorer())
+    assert capped.device.pool_quota == alone.device.pool_quota
+
+
+@pytest.mark.parametrize("step", ["size_device", "pool_tokens", "quota_for_tokens", "size_host"])
+def test_whatever_fails_in_sizing_is_told_to_the_other_ranks(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Others(SingleRank):
+        def minimum(self, values: Sequence[int]) -> list[int]:
+            return [value // 2 for value in values] if len(values) == 2 else list(values)
+
+        def gather(self, message: str) -> list[str]:
+            told.append(message)
+            return [message]
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise MemoryError(step)
+
+    monkeypatch.setattr(sys.modules["sparse_kvcm.sizing.worker"], step, fail)
+    with pytest.raises(MemoryError, match=step):
+        size_worker(worker_config(), tiny_dsa(), machine(), Others())
+    assert told[-1] == f"MemoryError: {step}"
 
 
 def test_an_integrated_gpu_s_budget_is_not_counted_twice() -> None:
@@ -171,15 +235,29 @@ def test_a_budget_of_the_configuration_lowers_the_machine_s() -> None:
     assert 20_000_000 < sizing.device.total_bytes <= 24_000_000
 
 
+@pytest.mark.parametrize("budget", [-1, (1 << 60) + 1, 1e9, float("nan"), "1GB"])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(budget: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"\[Machine\] device_budget must be an integer"):
+        Machine(budget)
+
+
+def test_more_requests_than_slots_have_numbers_are_refused_by_their_field() -> None:
+    big = tiny_dsa(top_k=2048)
+    plenty = HostMemory({"MemAvailable": 1 << 60})
+    with pytest.raises(kvcm.InvalidArgument, match=r"max_batch_size must be .*, got 1048576"):
+        size_worker(worker_config(1 << 20, 32_928), big, machine(1 << 50, plenty))
+
+
+def test_history_is_no_larger_than_its_pages_have_numbers() -> None:
+    config = worker_config(3, 1000, {"host_history_size": 1 << 50})
+    sizing = size_worker(config, tiny_dsa(), machine(host=HostMemory({"MemAvailable": 1 << 60})))
+    assert sizing.host is not None
+    assert sizing.host.pages == (1 << 31) - 1
+
+
 def test_another_model_s_algorithm_is_refused() -> None:
     with pytest.raises(kvcm.InvalidArgument, match="algorithm must be deepseek_v4 .*, got dsa"):
         size_worker(worker_config(), tiny_v4(), machine())
-
-
-def test_gates_come_before_sizes() -> None:
-    config = worker_config().model_copy(update={"max_beam_width": 2})
-    with pytest.raises(kvcm.InvalidArgument, match="max_beam_width must be 1"):
-        size_worker(config, tiny_dsa(), machine(1))
 
 
 def test_an_allocation_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +280,9 @@ def test_an_allocation_that_fails_half_way_leaves_nothing(monkeypatch: pytest.Mo
 
 
 def test_host_history_is_capped_by_what_is_automatic() -> None:
-    memory = HostMemory({"MemAvailable": GIB}, local_ranks=2)
-    sizing = size_worker(worker_config(1 << 16, 5000), tiny_dsa(), machine(40 * GIB, memory))
+    memory = HostMemory({"MemAvailable": GIB})  # of the machine; the configuration's ranks share it
+    config = worker_config(1 << 16, 5000).model_copy(update={"local_ranks": 2})
+    sizing = size_worker(config, tiny_dsa(), machine(40 * GIB, memory))
     assert sizing.host is not None
     assert sizing.host.total_bytes <= GIB // 4
     assert sizing.capacity.binding == "host history"

@@ -98,9 +98,9 @@ def test_grouping_follows_the_rules(config: kvcm.StorageConfig) -> None:
     layout = kvcm.StorageLayout(config)
     groups = oracle.layer_groups(config)
     assert [
-        [(c.page_bytes, tuple((b.layer_id, b.role) for b in c.buffers)) for c in group.slot]
+        [(c.buffer_bytes, tuple((b.layer_id, b.role) for b in c.buffers)) for c in group.slot]
         for group in layout.layer_groups
-    ] == [[(c.page_bytes, c.buffers) for c in group.slot] for group in groups]
+    ] == [[(c.buffer_bytes, c.buffers) for c in group.slot] for group in groups]
     assert [
         (p.level, p.is_sparse, p.is_cold, tuple(p.slot_bytes), tuple(p.layer_groups))
         for p in layout.pool_groups

@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "sparse_kvcm/config.hpp"
 #include "sparse_kvcm/kv_cache.hpp"
 #include "sparse_kvcm/ops.hpp"
 #include "sparse_kvcm/types.hpp"
@@ -36,6 +37,19 @@ struct BatchOptions {
   // writers that cannot skip.
   std::int32_t no_write_slot = kNoSlot;
 };
+
+struct BatchMemoryUse {
+  std::int64_t device_bytes = 0;  // seats, page table, error words, resolve's outputs of all groups
+  // Pinned host memory: uploads of every row and reports of errors, of two steps in flight. Taken as
+  // steps need it, so this is not measured.
+  std::int64_t staging_bytes = 0;
+  friend bool operator==(const BatchMemoryUse&, const BatchMemoryUse&) = default;
+};
+
+// What a Batch of a manager with `config` will take: what its memory_use() says once it is made.
+// Takes no memory. Throws InvalidArgument for a bad config or options that create_batch refuses.
+[[nodiscard]] BatchMemoryUse planned_batch_memory(const KvCacheManagerConfig& config,
+                                                  const BatchOptions& options);
 
 struct RowLength {
   std::int32_t row = 0;
@@ -159,6 +173,7 @@ class Batch {
   [[nodiscard]] const RowState* row_states_address() const;      // device [max_rows]
   [[nodiscard]] const std::int32_t* page_table_address() const;  // device [max_rows, max_pages]
   [[nodiscard]] std::int64_t max_pages() const;
+  [[nodiscard]] BatchMemoryUse memory_use() const;
 
   [[nodiscard]] const std::shared_ptr<BatchState>& state() const { return state_; }
 

@@ -24,7 +24,12 @@ struct MemoryUse {
   std::int64_t arena_bytes = 0;     // device: leases of all member layers, trash page included
   std::int64_t metadata_bytes = 0;  // device: entries and clocks of all groups
   std::int64_t host_bytes = 0;      // pinned host history
+  friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
+
+// What a manager of `config` will hold: what its memory_use() says once it is made. Takes no memory.
+// Throws InvalidArgument for a bad config.
+[[nodiscard]] MemoryUse planned_memory(const KvCacheManagerConfig& config);
 
 // Pages and slots in use; equal to a fresh manager's once every request is closed.
 struct Occupancy {

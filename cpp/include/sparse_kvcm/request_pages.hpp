@@ -49,8 +49,9 @@ class RequestPages {
   // What comes before a suspension. Throws InvalidState once closed.
   void drop_step(Stream stream);
 
-  // Gives everything back, for reuse after the work that `stream` had. Not while it is captured. No-op
-  // if closed.
+  // Gives everything back, for reuse after the work that `stream` had. Where the device cannot say
+  // when that is over, because it fails or the stream is being captured, slots stay out of use until
+  // it can: later calls ask it again, so the stream must be there until then. No-op if closed.
   void close(Stream stream) noexcept;
 
   // The page table of a layer group, [ceil(capacity / tokens_per_block)].

@@ -5,7 +5,8 @@
 // is not zeroed. Host pools are touched and pinned first, in the background unless told otherwise:
 // slots come into use as they are ready.
 //
-// Thread-compatible: one thread at a time, its RequestPages included.
+// Thread-compatible: one thread at a time, its RequestPages included. wait_usable alone may be called
+// by any thread, also beside a call of another one.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,10 @@ class StorageState;  // src/storage
 struct PoolDesc {
   std::uintptr_t base_address = 0;  // on the device; for host memory that the host sees, the same
   std::int64_t slot_bytes = 0;
-  std::int64_t num_slots = 0;  // that may be in use now, those that drain included
+  std::int64_t num_slots =
+      0;  // that there are, those that drain and those still to be filled included
+  std::int64_t num_usable =
+      0;  // the first of them, which are filled: nobody may touch the others yet
   CacheTier storage_medium = CacheTier::kGpuMem;
 };
 
@@ -110,8 +114,8 @@ class Storage {
 
   // Pools of each pool group, [num_pool_groups][pools].
   [[nodiscard]] std::vector<std::vector<PoolDesc>> pool_group_descs() const;
-  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. What a later shrink takes away
-  // must not be touched any more. Throws InvalidArgument for an unknown pool.
+  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. Slots at or beyond num_usable must
+  // not be touched yet, those that a later shrink takes away not any more. Throws InvalidArgument for an unknown pool.
   [[nodiscard]] MemoryView pool_memory(std::int32_t pool_group, std::int32_t pool) const;
 
   // A request without pages. Throws InvalidArgument for a negative length, InvalidState if the
@@ -132,20 +136,22 @@ class Storage {
   [[nodiscard]] std::int64_t get_quota(std::int32_t level) const;
   // Gives a tier another quota: raised to the least and to granules as at construction, and divided
   // by the same ratio. Pool groups that grow do so at once, or nothing changes and std::bad_alloc
-  // is thrown. Those that shrink give up free slots at once and others as they come back; memory
-  // goes back at trim() or the next resize. Waits for the device if memory is unmapped.
+  // is thrown. Those that shrink give up free slots at once and others as they come back; their memory
+  // goes back at trim() or the next resize, as does what a device that fails does not let go of.
+  // Waits for the device if memory is unmapped.
   // Throws InvalidArgument if quota < 1 or it becomes more than max_quota, HostMemoryError if the
   // machine, a control group or memlock does not allow it, InvalidState if the storage has an owner.
   void resize(std::int32_t level, std::int64_t quota);
-  // Unmaps what shrinking has drained. Waits for the device if there is something.
+  // Unmaps what shrinking has drained. Waits for the device if there is something; throws
+  // std::runtime_error, and changes nothing, if it fails.
   void trim();
-  // Waits until the pools of a level are filled. Throws HostMemoryError if the machine ran out of
-  // memory on the way, or it could not be pinned; slots up to there stay in use.
-  void wait_usable(std::int32_t level);
+  // Waits until the pools of a level are filled, as far as a resize meanwhile leaves them. Throws
+  // HostMemoryError if the machine ran out of memory on the way, or it could not be pinned; slots up
+  // to there stay in use.
+  void wait_usable(std::int32_t level) const;
 
-  // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token,
-  // at all lengths on the way there, at max_util_for_resume, in every pool group; from the total
-  // slots, not the free ones. 0 if none does.
+  // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token, as
+  // StorageLayout::clamp_max_seq_len says, into the total slots, not the free ones. 0 if none does.
   // Throws InvalidArgument if batch_size < 1 or upper < 0.
   [[nodiscard]] std::int32_t clamp_max_seq_len_for_mem(std::int32_t batch_size,
                                                        std::int32_t upper) const;

@@ -98,8 +98,14 @@ struct StorageConfig {
   double max_util_for_resume = 0.97;                   // in (0, 1]
   std::vector<BatchDesc> constraints;                  // batches that must fit, whatever the ratio
   std::optional<BatchDesc> typical_step;               // the batch that pool sizes are balanced for
+  // Requests that are suspended beside the typical step. The host tier is divided by bytes: history as
+  // much as the typical step has of it, cold pools what these requests have in pages on the GPU, and
+  // never more than that, so what is left over is history's too. In a tier that is too small for both,
+  // cold pools have room for the longest of these requests, if that is at most half of the tier. A
+  // tier without history is all theirs. Empty = one request, the longest that pools are balanced for.
+  std::optional<BatchDesc> suspended;
   // One positive weight per pool group of StorageLayout::pool_groups() that is not a cold one, in
-  // that order, sum 1 within 1e-6; comes before typical_step. Empty = none.
+  // that order, sum 1 within 1e-6; on the GPU it comes before typical_step. Empty = none.
   std::vector<double> initial_pool_ratio;
   std::optional<SwaScratchReuseConfig> swa_scratch_reuse;
   // Most pages of host history, in [1, 2^31 - 1], where the host tier's quota holds more; granules

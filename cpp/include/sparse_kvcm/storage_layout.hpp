@@ -39,12 +39,12 @@ struct BufferId {
 
 // Buffers of one layer group with equal bytes per page, side by side in a slot.
 struct CoalescedBuffer {
-  std::int64_t page_bytes = 0;    // of one buffer, all its kernel pages
+  std::int64_t buffer_bytes = 0;  // of one buffer in a page: all its kernel pages
   std::vector<BufferId> buffers;  // in the order in which they lie
   // Most of these buffers that one layer has.
   std::int32_t scratch_pages_per_page = 1;
   [[nodiscard]] std::int64_t slot_bytes() const {
-    return page_bytes * static_cast<std::int64_t>(buffers.size());
+    return buffer_bytes * static_cast<std::int64_t>(buffers.size());
   }
 };
 
@@ -70,7 +70,7 @@ struct BufferPlace {
   std::int32_t pool_group = 0;
   std::int32_t pool = 0;         // within the pool group
   bool is_sparse = false;        // then the fields below describe the arena's side: no kernel index
-  std::int64_t page_bytes = 0;   // as kernels see it: the stride of its page indices
+  std::int64_t page_bytes = 0;   // BufferConfig::page_bytes: the stride of its page indices
   PageIndexConverter converter;  // mode PER_LAYER
   [[nodiscard]] std::int64_t offset_bytes() const {  // within the slot
     return page_bytes * converter.expansion * converter.position;
@@ -107,9 +107,12 @@ class StorageLayout {
   // The least slots of each pool group: one request that decodes, with its windows at their
   // widest, and every constraint, at a utilisation of max_util_for_resume at most; 1 in cold ones.
   [[nodiscard]] std::vector<std::int64_t> min_slots() const;
-  // The share of its tier's bytes that each pool group is to have; sums to 1 per level. From
+  // The slots that suspended requests (StorageConfig::suspended) have in each cold pool group, >= 1; 0 in
+  // others.
+  [[nodiscard]] std::vector<std::int64_t> cold_slots() const;
+  // The share of its tier's bytes that each pool group is to have; sums to 1 per level. On the GPU from
   // initial_pool_ratio, else typical_step, else constraints, else a request of 2,049 tokens with a
-  // history of 2,048. Cold pool groups take the bytes of the layer groups' slots in that batch.
+  // history of 2,048; on the host from the last three, and cold_slots().
   [[nodiscard]] std::vector<double> pool_ratio() const;
 
   // The unit in which a level's pools map memory: 2 MiB for a configured quota below 2 GiB, doubled
@@ -123,13 +126,15 @@ class StorageLayout {
   // in [1, 2^60], as slots_for_quota does.
   [[nodiscard]] std::int64_t effective_quota(std::int32_t level, std::int64_t quota) const;
   // Slots of each pool group of `level` under `quota` bytes, made effective first; 0 in those of
-  // other levels. Their bytes sum to at most that quota.
+  // other levels. Their bytes sum to at most that quota. Cold pool groups beside history stop at the
+  // granules of cold_slots() (StorageConfig::suspended).
   [[nodiscard]] std::vector<std::int64_t> slots_for_quota(std::int32_t level,
                                                           std::int64_t quota) const;
 
   // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token
-  // into `totals` slots per pool group, at all lengths on the way there, at max_util_for_resume.
-  // Cold pool groups do not count. 0 if none does.
+  // into `totals` slots per pool group, at all lengths on the way there, at max_util_for_resume:
+  // prefilled in steps as long as the longest of constraints and typical_step, in whole pages, with
+  // scratch as it is shared, then decoded. Cold pool groups do not count. 0 if none does.
   // Throws InvalidArgument if batch_size < 1, upper < 0 or totals has another size.
   [[nodiscard]] std::int32_t clamp_max_seq_len(const std::vector<std::int64_t>& totals,
                                                std::int32_t batch_size, std::int32_t upper) const;
@@ -141,7 +146,14 @@ class StorageLayout {
   void add_places();
   void check_level(const char* function, std::int32_t level) const;
   [[nodiscard]] std::int64_t count_slots_of(std::int32_t layer_group, const BatchDesc& batch) const;
+  [[nodiscard]] std::vector<std::int64_t> prefill_slots(std::int32_t layer_group,
+                                                        std::int32_t upper) const;
+  [[nodiscard]] std::vector<BatchDesc> typical_batches() const;
+  [[nodiscard]] BatchDesc suspended() const;
+  [[nodiscard]] std::vector<std::int64_t> cold_slots_of(const BatchDesc& suspended) const;
   [[nodiscard]] std::vector<std::int64_t> typical_slots() const;
+  void leave_rest_to_history(std::int64_t granules, std::int64_t granule,
+                             std::vector<std::int64_t>& slots) const;
 
   StorageConfig config_;
   std::vector<LayerGroupDesc> layer_groups_;

@@ -22,8 +22,10 @@ void HostMemory::release(std::byte* address, std::size_t bytes) noexcept {
   release_addresses(address, bytes);
 }
 
-void HostMemory::map(std::byte* address, std::size_t bytes) { commit_memory(address, bytes); }
-void HostMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
+void HostMemory::map(std::byte* address, std::size_t bytes, std::size_t) {
+  commit_memory(address, bytes);
+}
+void HostMemory::unmap(std::byte* address, std::size_t bytes, std::size_t) noexcept {
   decommit_memory(address, bytes);
 }
 

@@ -17,8 +17,8 @@ class HostMemory : public MemoryDriver {
   [[nodiscard]] bool needs_fill() const override { return false; }
   [[nodiscard]] std::byte* reserve(std::size_t bytes, std::size_t alignment) override;
   void release(std::byte* address, std::size_t bytes) noexcept override;
-  void map(std::byte* address, std::size_t bytes) override;
-  void unmap(std::byte* address, std::size_t bytes) noexcept override;
+  void map(std::byte* address, std::size_t bytes, std::size_t granule) override;
+  void unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept override;
   void synchronize() override {}
 };
 

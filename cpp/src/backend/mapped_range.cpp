@@ -54,9 +54,19 @@ void MappedRange::resize(std::size_t bytes, std::size_t used_bytes) {
   if (bytes < mapped_) driver_->synchronize();
   stop_filling();
   if (bytes > mapped_) grow(bytes);
+  shrink(bytes, used_bytes);
+}
+
+// Who waits for what has gone must hear of it.
+void MappedRange::shrink(std::size_t bytes, std::size_t used_bytes) noexcept {
+  stop_filling();
   unmap_down_to(bytes);
-  used_ = std::max(std::min(used_bytes, bytes), usable_.load());
-  if (!driver_->needs_fill()) usable_ = mapped_.load();
+  {
+    const std::lock_guard lock(mutex_);
+    used_ = std::max(std::min(used_bytes, bytes), usable_.load());
+    if (!driver_->needs_fill()) usable_ = mapped_.load();
+  }
+  progress_.notify_all();
 }
 
 void MappedRange::wait_usable(std::size_t bytes) const {
@@ -67,13 +77,8 @@ void MappedRange::wait_usable(std::size_t bytes) const {
 }
 
 void MappedRange::grow(std::size_t bytes) {
-  const std::size_t before = mapped_;
-  try {
-    for (; mapped_ < bytes; mapped_ += granule_) driver_->map(address_ + mapped_, granule_);
-  } catch (...) {
-    unmap_down_to(before);  // never used, so nothing to wait for
-    throw;
-  }
+  driver_->map(address_ + mapped_, bytes - mapped_, granule_);
+  mapped_ = bytes;
 }
 
 void MappedRange::unmap_down_to(std::size_t bytes) noexcept {
@@ -83,9 +88,8 @@ void MappedRange::unmap_down_to(std::size_t bytes) noexcept {
     opened_.pop_back();
     usable_ = begin;
   }
-  for (; mapped_ > bytes; mapped_ -= granule_) {
-    driver_->unmap(address_ + mapped_ - granule_, granule_);
-  }
+  if (mapped_ > bytes) driver_->unmap(address_ + bytes, mapped_ - bytes, granule_);
+  mapped_ = std::min(mapped_.load(), bytes);
   usable_ = std::min(usable_.load(), mapped_.load());
 }
 

@@ -41,12 +41,17 @@ class MappedRange {
   MappedRange& operator=(const MappedRange&) = delete;
 
   // Makes the prefix `bytes` long, a multiple of the granule, of which the first `used_bytes` are to
-  // be filled: whole pages of the system, unless the range never grows. What stays mapped keeps its contents. All or nothing: if a granule cannot be mapped,
-  // what was mapped for it goes again and the driver's exception comes through. Waits for the
-  // device before it unmaps. Filling stops until start_filling().
+  // be filled: whole pages of the system, unless the range never grows. What stays mapped keeps its
+  // contents. All or nothing: if memory cannot be mapped, what was mapped for it goes again and the
+  // driver's exception comes through. Waits for the device before it unmaps. Filling stops until
+  // start_filling().
   // Throws InvalidArgument if `bytes` is beyond the reservation or not whole granules.
   void resize(std::size_t bytes, std::size_t used_bytes);
   void resize(std::size_t bytes) { resize(bytes, bytes); }
+  // The part of resize that cannot fail. REQUIRES: at most as long as it is, in whole granules, and
+  // the device has been waited for if that is less.
+  void shrink(std::size_t bytes, std::size_t used_bytes) noexcept;
+  void synchronize() const { driver_->synchronize(); }
   // Lets the filler go on, and makes it stop behind what it is at. Calls of their own, since
   // the kernel changes mappings for one thread at a time: filling holds up whoever maps or unmaps.
   void start_filling() noexcept;
@@ -56,12 +61,13 @@ class MappedRange {
   [[nodiscard]] bool is_host_memory() const { return driver_->is_host_memory(); }
   [[nodiscard]] std::size_t mapped_bytes() const { return mapped_.load(); }
   [[nodiscard]] std::size_t reserved_bytes() const { return reserved_; }
+  [[nodiscard]] std::size_t used_bytes() const { return used_.load(); }
   [[nodiscard]] std::size_t granule_bytes() const { return granule_; }
 
   // The prefix that may be used; grows up to what resize was told.
   [[nodiscard]] std::size_t usable_bytes() const { return usable_.load(); }
-  // Waits until the first `bytes` (of those used) may be used. Throws what went wrong with the
-  // filling, if something did before that; after the next resize it is tried again.
+  // Waits until the first `bytes` may be used, or as many as are used after a resize. Throws what went
+  // wrong with the filling, if something did before that; after the next resize it is tried again.
   void wait_usable(std::size_t bytes) const;
 
   // For who fills it, in this order. The next bytes, announced: chunks up to the one with which they
@@ -90,7 +96,7 @@ class MappedRange {
   bool filling_ = false;                 // the filler may know the range
   std::vector<std::size_t> opened_;      // where chunks begin
   std::atomic<std::size_t> mapped_ = 0;  // changes only while the range is not being filled
-  std::atomic<std::size_t> used_ = 0;    // likewise
+  std::atomic<std::size_t> used_ = 0;    // likewise, under mutex_
   std::atomic<std::size_t> usable_ = 0;  // grows under mutex_
 
   mutable std::mutex mutex_;

@@ -24,11 +24,12 @@ class MemoryDriver {
   [[nodiscard]] virtual std::byte* reserve(std::size_t bytes, std::size_t alignment) = 0;
   virtual void release(std::byte* address, std::size_t bytes) noexcept = 0;
 
-  // Puts one granule of memory behind its addresses. Throws std::bad_alloc if there is none, and
-  // std::runtime_error for a fault of the device; nothing is mapped then.
-  virtual void map(std::byte* address, std::size_t bytes) = 0;
-  // One granule, filled or not, but closed. Nothing may use it any more.
-  virtual void unmap(std::byte* address, std::size_t bytes) noexcept = 0;
+  // Puts memory behind addresses, in granules that can be unmapped each for itself, and all of it in
+  // few calls, since what a call to a driver costs hardly depends on its size. Throws std::bad_alloc
+  // if there is not so much, and std::runtime_error for a fault of the device; nothing is mapped then.
+  virtual void map(std::byte* address, std::size_t bytes, std::size_t granule) = 0;
+  // Filled or not, but closed. Nothing may use it any more.
+  virtual void unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept = 0;
 
   // Filling, where needs_fill(), of multiples of granularity(), in this order: what is to be touched
   // is announced, touched, by several threads at a time, and opened to the device. Never touched

@@ -1,7 +1,8 @@
-// Whole pages and aligned sizes. REQUIRES, of all: value >= 0, unit >= 1.
+// Whole pages, aligned sizes and sums of them. REQUIRES, of all: values >= 0, unit >= 1.
 #pragma once
 
 #include <concepts>
+#include <limits>
 
 namespace sparse_kvcm {
 
@@ -13,6 +14,13 @@ constexpr T ceil_div(T value, T unit) {
 template <std::integral T>
 constexpr T round_up(T value, T unit) {
   return ceil_div(value, unit) * unit;
+}
+
+// The sum, or the largest number.
+template <std::integral T>
+constexpr T capped_sum(T a, T b) {
+  const T most = std::numeric_limits<T>::max();
+  return b > most - a ? most : a + b;
 }
 
 }  // namespace sparse_kvcm

@@ -1,15 +1,13 @@
 #include "cuda/staging.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
+#include "core/staging_size.hpp"
 #include "cuda/error.hpp"
 
 namespace sparse_kvcm {
-
-constexpr std::size_t kSmallestChunk = std::size_t{64} * 1024;
 
 // A chunk that is large enough and no longer read, or a new one.
 std::unique_ptr<Staging::Chunk> Staging::take(std::size_t bytes) {
@@ -18,7 +16,7 @@ std::unique_ptr<Staging::Chunk> Staging::take(std::size_t bytes) {
     return chunk->memory.bytes() >= bytes && chunk->copied.done();
   });
   if (found == chunks_.end()) {
-    return std::make_unique<Chunk>(std::bit_ceil(std::max(bytes, kSmallestChunk)));
+    return std::make_unique<Chunk>(staging_chunk_bytes(bytes));
   }
   std::unique_ptr<Chunk> chunk = std::move(*found);
   chunks_.erase(found);

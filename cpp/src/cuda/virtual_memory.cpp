@@ -51,11 +51,24 @@ void check_driver(CUresult status, const char* call) {
       message("cuda", call, " failed: CUresult ", static_cast<std::int32_t>(status)));
 }
 
+// Of what was asked for, not a lack of it.
+bool is_refusal(CUresult status) {
+  return status == CUDA_ERROR_INVALID_VALUE || status == CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUdeviceptr number(const std::byte* address) { return reinterpret_cast<CUdeviceptr>(address); }
 
 void synchronize_device(std::int32_t index) {
   const DeviceGuard guard(index);
   SPARSE_KVCM_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// The driver's calls need the context that this makes.
+VirtualMemoryApi api_with_context(std::int32_t index) {
+  const VirtualMemoryApi api = load_api();
+  const DeviceGuard guard(index);
+  SPARSE_KVCM_CUDA_CHECK(cudaFree(nullptr));
+  return api;
 }
 
 // A thread of ours must not end a capture that another thread has begun.
@@ -73,68 +86,95 @@ class RelaxedCapture {
 
 }  // namespace
 
-CUmemAllocationProp DeviceMemoryMaker::properties() const {
+VirtualMemory::VirtualMemory(const VirtualMemoryApi& api, std::int32_t index)
+    : api_(api), index_(index) {
+  const CUresult status = with_properties([&](const CUmemAllocationProp& wanted) {
+    return api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  });
+  check_driver(status, "cuMemGetAllocationGranularity");
+}
+
+// Some drivers refuse the property where the machine cannot let network cards in: the memory then is
+// ordinary memory.
+template <class Call>
+CUresult VirtualMemory::with_properties(Call call) {
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, {index_}};
   wanted.allocFlags.gpuDirectRDMACapable = rdma_ ? 1 : 0;
-  return wanted;
+  const CUresult status = call(wanted);
+  if (!is_refusal(status) || wanted.allocFlags.gpuDirectRDMACapable == 0) return status;
+  rdma_ = false;
+  wanted.allocFlags.gpuDirectRDMACapable = 0;
+  return call(wanted);
 }
 
-// Some drivers answer INVALID_VALUE where the machine cannot let network cards in: the memory then
-// is ordinary memory.
-CUmemGenericAllocationHandle DeviceMemoryMaker::make(std::size_t bytes) {
-  CUmemGenericAllocationHandle memory = 0;
-  CUmemAllocationProp wanted = properties();
-  CUresult status = create_(&memory, bytes, &wanted, 0);
-  const bool refused = status == CUDA_ERROR_INVALID_VALUE || status == CUDA_ERROR_NOT_SUPPORTED;
-  if (refused && wanted.allocFlags.gpuDirectRDMACapable == 1) {
-    rdma_ = false;
-    wanted = properties();
-    status = create_(&memory, bytes, &wanted, 0);
-  }
-  check_driver(status, "cuMemCreate");
-  return memory;
-}
-
-CudaDeviceMemory::CudaDeviceMemory(std::int32_t index)
-    : index_(index), api_(load_api()), maker_(api_.create, index) {
-  const DeviceGuard guard(index_);
-  SPARSE_KVCM_CUDA_CHECK(cudaFree(nullptr));  // makes the context that the driver's calls need
-  const CUmemAllocationProp wanted = maker_.properties();
-  check_driver(api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-               "cuMemGetAllocationGranularity");
-}
-
-std::byte* CudaDeviceMemory::reserve(std::size_t bytes, std::size_t alignment) {
-  const DeviceGuard guard(index_);
+std::byte* VirtualMemory::reserve(std::size_t bytes, std::size_t alignment) const {
   CUdeviceptr address = 0;
-  check_driver(api_.address_reserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");
+  CUresult status = api_.address_reserve(&address, bytes, alignment, 0, 0);
+  if (is_refusal(status)) status = api_.address_reserve(&address, bytes, 0, 0, 0);
+  check_driver(status, "cuMemAddressReserve");
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-void CudaDeviceMemory::release(std::byte* address, std::size_t bytes) noexcept {
+void VirtualMemory::release(std::byte* address, std::size_t bytes) const noexcept {
   api_.address_free(number(address), bytes);
 }
 
 // The mapping keeps the memory alive, so its handle can go at once.
-void CudaDeviceMemory::map(std::byte* address, std::size_t bytes) {
-  const DeviceGuard guard(index_);
-  const CUmemGenericAllocationHandle memory = maker_.make(bytes);
+void VirtualMemory::map_granule(std::byte* address, std::size_t bytes) {
+  CUmemGenericAllocationHandle memory = 0;
+  const CUresult made = with_properties(
+      [&](const CUmemAllocationProp& wanted) { return api_.create(&memory, bytes, &wanted, 0); });
+  check_driver(made, "cuMemCreate");
   const CUresult mapped = api_.map(number(address), bytes, 0, memory, 0);
   api_.release(memory);
   check_driver(mapped, "cuMemMap");
+}
 
+// Memory of its own for each granule, since what one cuMemCreate gave can only go as a whole; access
+// for all of them at once.
+void VirtualMemory::map(std::byte* address, std::size_t bytes, std::size_t granule) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {index_}};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  const CUresult opened = api_.set_access(number(address), bytes, &access, 1);
-  if (opened != CUDA_SUCCESS) api_.unmap(number(address), bytes);
-  check_driver(opened, "cuMemSetAccess");
+  std::size_t mapped = 0;
+  try {
+    for (; mapped < bytes; mapped += granule) map_granule(address + mapped, granule);
+    check_driver(api_.set_access(number(address), bytes, &access, 1), "cuMemSetAccess");
+  } catch (...) {
+    if (mapped > 0) unmap(address, mapped, granule);
+    throw;
+  }
 }
 
-void CudaDeviceMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
-  api_.unmap(number(address), bytes);
+void VirtualMemory::unmap(std::byte* address, std::size_t bytes,
+                          std::size_t granule) const noexcept {
+  if (api_.unmap(number(address), bytes) == CUDA_SUCCESS) return;
+  for (std::size_t done = 0; done < bytes; done += granule) {
+    api_.unmap(number(address + done), granule);
+  }
+}
+
+CudaDeviceMemory::CudaDeviceMemory(std::int32_t index)
+    : index_(index), memory_(api_with_context(index), index) {}
+
+std::byte* CudaDeviceMemory::reserve(std::size_t bytes, std::size_t alignment) {
+  const DeviceGuard guard(index_);
+  return memory_.reserve(bytes, alignment);
+}
+
+void CudaDeviceMemory::release(std::byte* address, std::size_t bytes) noexcept {
+  memory_.release(address, bytes);
+}
+
+void CudaDeviceMemory::map(std::byte* address, std::size_t bytes, std::size_t granule) {
+  const DeviceGuard guard(index_);
+  memory_.map(address, bytes, granule);
+}
+
+void CudaDeviceMemory::unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept {
+  memory_.unmap(address, bytes, granule);
 }
 
 void CudaDeviceMemory::synchronize() { synchronize_device(index_); }
@@ -167,8 +207,8 @@ void CudaPinnedMemory::close(std::byte* address, std::size_t bytes) noexcept {
   unregister_host_memory(index_, address);
 }
 
-void CudaPinnedMemory::unmap(std::byte* address, std::size_t bytes) noexcept {
-  if (owner_ == getpid()) FilledHostMemory::unmap(address, bytes);
+void CudaPinnedMemory::unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept {
+  if (owner_ == getpid()) FilledHostMemory::unmap(address, bytes, granule);
 }
 
 void CudaPinnedMemory::release(std::byte* address, std::size_t bytes) noexcept {

@@ -27,20 +27,30 @@ struct VirtualMemoryApi {
   PFN_cuMemGetAllocationGranularity_v10020 get_granularity = nullptr;
 };
 
-// Makes device memory that network cards reach, until the driver says that it has none. Thread-safe.
-class DeviceMemoryMaker {
+// Those calls, as a MemoryDriver needs them; on the current device, which is `index`. What a driver may
+// refuse though it has memory is asked for once and then done without: memory that network cards
+// reach, addresses at a multiple of the granule, unmapping several granules at once. Thread-safe.
+class VirtualMemory {
  public:
-  DeviceMemoryMaker(PFN_cuMemCreate_v10020 create, std::int32_t index)
-      : create_(create), index_(index) {}
+  // Throws std::runtime_error, as all below.
+  VirtualMemory(const VirtualMemoryApi& api, std::int32_t index);
 
-  [[nodiscard]] CUmemAllocationProp properties() const;
-  // Throws std::bad_alloc, or std::runtime_error for other faults.
-  [[nodiscard]] CUmemGenericAllocationHandle make(std::size_t bytes);
+  [[nodiscard]] std::size_t granularity() const { return granularity_; }
+  // Throws std::bad_alloc too, as map does.
+  [[nodiscard]] std::byte* reserve(std::size_t bytes, std::size_t alignment) const;
+  void release(std::byte* address, std::size_t bytes) const noexcept;
+  void map(std::byte* address, std::size_t bytes, std::size_t granule);
+  void unmap(std::byte* address, std::size_t bytes, std::size_t granule) const noexcept;
 
  private:
-  PFN_cuMemCreate_v10020 create_;
+  template <class Call>
+  CUresult with_properties(Call call);
+  void map_granule(std::byte* address, std::size_t bytes);
+
+  VirtualMemoryApi api_;
   std::int32_t index_;
   std::atomic<bool> rdma_ = true;
+  std::size_t granularity_ = 0;
 };
 
 class CudaDeviceMemory final : public MemoryDriver {
@@ -48,20 +58,18 @@ class CudaDeviceMemory final : public MemoryDriver {
   // Throws NotAvailable if the driver lacks virtual memory.
   explicit CudaDeviceMemory(std::int32_t index);
 
-  [[nodiscard]] std::size_t granularity() const override { return granularity_; }
+  [[nodiscard]] std::size_t granularity() const override { return memory_.granularity(); }
   [[nodiscard]] bool is_host_memory() const override { return false; }
   [[nodiscard]] bool needs_fill() const override { return false; }
   [[nodiscard]] std::byte* reserve(std::size_t bytes, std::size_t alignment) override;
   void release(std::byte* address, std::size_t bytes) noexcept override;
-  void map(std::byte* address, std::size_t bytes) override;
-  void unmap(std::byte* address, std::size_t bytes) noexcept override;
+  void map(std::byte* address, std::size_t bytes, std::size_t granule) override;
+  void unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept override;
   void synchronize() override;
 
  private:
   std::int32_t index_;
-  VirtualMemoryApi api_;
-  DeviceMemoryMaker maker_;
-  std::size_t granularity_ = 0;
+  VirtualMemory memory_;
 };
 
 // Touched host memory, registered with the driver. Children of a fork get nothing of it, and leave
@@ -72,7 +80,7 @@ class CudaPinnedMemory final : public FilledHostMemory {
 
   void open(std::byte* address, std::size_t bytes) override;
   void close(std::byte* address, std::size_t bytes) noexcept override;
-  void unmap(std::byte* address, std::size_t bytes) noexcept override;
+  void unmap(std::byte* address, std::size_t bytes, std::size_t granule) noexcept override;
   void release(std::byte* address, std::size_t bytes) noexcept override;
   [[nodiscard]] std::size_t most_opened() const override;
   void synchronize() override;

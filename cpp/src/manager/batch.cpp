@@ -45,4 +45,6 @@ const RowState* Batch::row_states_address() const { return state_->memory().row_
 const std::int32_t* Batch::page_table_address() const { return state_->memory().page_table; }
 std::int64_t Batch::max_pages() const { return state_->memory().max_pages; }
 
+BatchMemoryUse Batch::memory_use() const { return state_->memory().use(); }
+
 }  // namespace sparse_kvcm

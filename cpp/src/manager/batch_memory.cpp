@@ -1,11 +1,14 @@
 #include "manager/batch_memory.hpp"
 
+#include "core/check.hpp"
 #include "core/rounding.hpp"
+#include "core/staging_size.hpp"
 
 namespace sparse_kvcm {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
+constexpr std::size_t kWord = sizeof(std::int32_t);
 
 // Walks the layout twice: once without memory to learn its size, once to hand out addresses.
 class Carver {
@@ -18,25 +21,67 @@ class Carver {
     used_ += round_up(count * static_cast<std::int64_t>(sizeof(T)), kAlignment);
     return reinterpret_cast<T*>(place);
   }
-  [[nodiscard]] std::size_t used() const { return static_cast<std::size_t>(used_); }
+  [[nodiscard]] std::int64_t used() const { return used_; }
 
  private:
   std::byte* base_;
   std::int64_t used_ = 0;
 };
 
-void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& config,
-           const BatchOptions& options) {
+}  // namespace
+
+void check(const char* function, const KvCacheManagerConfig& config, const BatchOptions& options) {
+  constexpr std::int32_t kMaxRows = 1 << 20;
+  if (options.max_rows < 1 || options.max_rows > kMaxRows) {
+    fail_argument(function, "max_rows must be in [1, ", kMaxRows, "], got ", options.max_rows);
+  }
+  if (options.max_units < 1 || options.max_units > kMaxUnits) {
+    fail_argument(function, "max_units must be in [1, ", kMaxUnits, "], got ", options.max_units);
+  }
+  const std::int64_t trash = config.arena_pages * config.units_per_page();
+  if (options.no_write_slot != kNoSlot && options.no_write_slot != trash) {
+    fail_argument(function, "no_write_slot must be ", kNoSlot, " or the trash slot ", trash,
+                  ", got ", options.no_write_slot);
+  }
+}
+
+BatchMemoryUse planned_batch_memory(const KvCacheManagerConfig& config,
+                                    const BatchOptions& options) {
+  check(config);
+  check("planned_batch_memory", config, options);
+  return BatchMemory::planned_use(config, options);
+}
+
+BatchMemoryUse BatchMemory::planned_use(const KvCacheManagerConfig& config,
+                                        const BatchOptions& options) {
+  BatchMemory nowhere;
+  const std::int64_t bytes = nowhere.carve(config, options, nullptr);
+  return {bytes, nowhere.staging_bytes_};
+}
+
+BatchMemoryUse BatchMemory::use() const {
+  return {static_cast<std::int64_t>(buffer_->bytes()), staging_bytes_};
+}
+
+BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
+                         Backend& backend)
+    : buffer_(backend.allocate_device(
+          static_cast<std::size_t>(planned_use(config, options).device_bytes))) {
+  carve(config, options, buffer_->device_data());
+}
+
+std::int64_t BatchMemory::carve(const KvCacheManagerConfig& config, const BatchOptions& options,
+                                std::byte* base) {
+  Carver carver(base);
   const std::int64_t rows = options.max_rows;
   const auto groups = static_cast<std::int64_t>(config.groups.size());
-  memory.row_states = carver.take<RowState>(rows);
-  memory.page_table = carver.take<std::int32_t>(rows * memory.max_pages);
-  memory.step = carver.take<StepState>(1);
-  memory.step_words = groups * rows + 1 + 2 * groups;
-  memory.row_errors = carver.take<std::uint32_t>(memory.step_words);
-  memory.batch_error = memory.row_errors + groups * rows;
-  std::uint32_t* cursor = memory.batch_error + 1;
-  memory.outputs.clear();
+  max_pages = ceil_div(options.max_units, config.units_per_page());
+  row_states = carver.take<RowState>(rows);
+  page_table = carver.take<std::int32_t>(rows * max_pages);
+  step = carver.take<StepState>(1);
+  report_words = groups * rows + 1;
+  step_words = report_words + 2 * groups;
+  row_errors = carver.take<std::uint32_t>(step_words);
   for (const SelectionGroupConfig& group : config.groups) {
     ResolveOutputs out;
     out.slots = carver.take<std::int32_t>(rows * group.top_k);
@@ -46,22 +91,19 @@ void carve(BatchMemory& memory, Carver& carver, const KvCacheManagerConfig& conf
     out.miss_counts = carver.take<std::int32_t>(rows);
     out.hit_counts = carver.take<std::int32_t>(rows);
     out.errors = carver.take<std::uint32_t>(rows);
-    out.cursor = cursor;
-    cursor += 2;
-    memory.outputs.push_back(out);
+    outputs.push_back(out);
   }
-}
-
-}  // namespace
-
-BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
-                         Backend& backend)
-    : max_pages(ceil_div(options.max_units, config.units_per_page())) {
-  Carver size(nullptr);
-  carve(*this, size, config, options);
-  buffer_ = backend.allocate_device(size.used());
-  Carver place(buffer_->device_data());
-  carve(*this, place, config, options);
+  if (base != nullptr) {
+    batch_error = row_errors + groups * rows;
+    for (std::size_t g = 0; g < outputs.size(); ++g) outputs[g].cursor = batch_error + 1 + 2 * g;
+  }
+  // Of two steps: the largest upload, which is every row with all its pages, and the report.
+  const auto upload = static_cast<std::size_t>(rows) *
+                          (sizeof(RowState) + static_cast<std::size_t>(max_pages) * kWord) +
+                      sizeof(StepState);
+  const std::size_t report = static_cast<std::size_t>(report_words) * kWord;
+  staging_bytes_ = static_cast<std::int64_t>(2 * (staging_chunk_bytes(upload) + report));
+  return carver.used();
 }
 
 }  // namespace sparse_kvcm

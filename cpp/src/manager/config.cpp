@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/check.hpp"
+#include "storage/config_check.hpp"
 #include "storage/granule.hpp"
 
 namespace sparse_kvcm {
@@ -11,22 +12,6 @@ namespace {
 
 constexpr const char* kFunction = "KvCacheManagerConfig";
 constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
-constexpr std::int32_t kMaxTokensPerBlock = 65'536;
-
-void check_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value < low || value > high) {
-    fail_argument(kFunction, field, " must be in [", low, ", ", high, "], got ", value);
-  }
-}
-
-void check_page(const KvCacheManagerConfig& config) {
-  check_range("tokens_per_block", config.tokens_per_block, 1, kMaxTokensPerBlock);
-  check_range("tokens_per_unit", config.tokens_per_unit, 1, config.tokens_per_block);
-  if (config.tokens_per_block % config.tokens_per_unit != 0) {
-    fail_argument(kFunction, "tokens_per_unit must divide tokens_per_block ",
-                  config.tokens_per_block, ", got ", config.tokens_per_unit);
-  }
-}
 
 void check_multiple(const char* field, std::int32_t value, std::int32_t page) {
   if (value % page != 0) {
@@ -56,29 +41,30 @@ void check_groups(const KvCacheManagerConfig& config) {
     const HostRowLayout row =
         pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
     const std::int64_t page_bytes = row.unit_bytes * config.units_per_page();
-    check_range("host_pages", config.host_pages, 1,
-                std::numeric_limits<std::int64_t>::max() / page_bytes);
+    check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1,
+                              std::numeric_limits<std::int64_t>::max() / page_bytes);
   }
 }
 
 }  // namespace
 
 void check(const KvCacheManagerConfig& config) {
-  check_page(config);
+  check_page(kFunction, config.tokens_per_block, config.tokens_per_unit);
   const std::int32_t page = config.units_per_page();
   if (page > kMaxCachedSlots) {
     fail_argument(kFunction, "tokens_per_block / tokens_per_unit must be <= ", kMaxCachedSlots,
                   ", the most cached slots, got ", page);
   }
-  check_range("cached_slots", config.cached_slots, page, kMaxCachedSlots);
+  check_range<std::int64_t>(kFunction, "cached_slots", config.cached_slots, page, kMaxCachedSlots);
   check_multiple("cached_slots", config.cached_slots, page);
-  check_range("window_slots", config.window_slots, page, kMaxUnits);
+  check_range<std::int64_t>(kFunction, "window_slots", config.window_slots, page, kMaxUnits);
   check_multiple("window_slots", config.window_slots, page);
-  check_range("max_new_units", config.max_new_units, 1, config.window_slots);
+  check_range<std::int64_t>(kFunction, "max_new_units", config.max_new_units, 1,
+                            config.window_slots);
   // The trash page needs slot numbers too.
-  check_range("arena_pages", config.arena_pages, 1, kMaxSlots / page - 1);
-  check_range("host_pages", config.host_pages, 1, kMaxSlots);
-  check_range("max_leases", config.max_leases, 1, kMaxSlots);
+  check_range<std::int64_t>(kFunction, "arena_pages", config.arena_pages, 1, kMaxSlots / page - 1);
+  check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1, kMaxSlots);
+  check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1, kMaxSlots);
   check_groups(config);
 }
 

@@ -14,6 +14,7 @@ ErrorReport::ErrorReport(const ManagerState& manager, const BatchMemory& memory,
                          std::int32_t max_rows)
     : backend_(*manager.backend),
       device_words_(memory.row_errors),
+      report_bytes_(static_cast<std::size_t>(memory.report_words) * sizeof(std::uint32_t)),
       step_bytes_(static_cast<std::size_t>(memory.step_words) * sizeof(std::uint32_t)),
       num_groups_(manager.num_groups()),
       max_rows_(max_rows) {}
@@ -23,22 +24,16 @@ void ErrorReport::collect(std::uint32_t clock, Stream stream) {
   if (pending_.size() >= kMaxPending) return;
   BufferPtr words;
   if (spare_.empty()) {
-    words = backend_.allocate_pinned(bytes());
+    words = backend_.allocate_pinned(report_bytes_);
   } else {
     words = std::move(spare_.back());
     spare_.pop_back();
   }
   auto* source = reinterpret_cast<std::byte*>(device_words_);
-  backend_.download(*words, source, bytes(), stream);
+  backend_.download(*words, source, report_bytes_, stream);
   EventPtr arrived = backend_.record(stream);
   backend_.clear(source, step_bytes_, stream);
   pending_.push_back({clock, std::move(words), std::move(arrived)});
-}
-
-std::size_t ErrorReport::bytes() const {
-  const auto words =
-      static_cast<std::size_t>(num_groups_) * static_cast<std::size_t>(max_rows_) + 1;
-  return words * sizeof(std::uint32_t);
 }
 
 StepErrors ErrorReport::take() {

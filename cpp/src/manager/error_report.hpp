@@ -30,10 +30,9 @@ class ErrorReport {
   };
   void decode(const Report& report, StepErrors& errors) const;
 
-  [[nodiscard]] std::size_t bytes() const;
-
   Backend& backend_;
   std::uint32_t* device_words_;  // [num_groups, max_rows] and the batch error
+  std::size_t report_bytes_;     // of them
   std::size_t step_bytes_;       // of them and the cursors
   std::int32_t num_groups_;
   std::int32_t max_rows_;

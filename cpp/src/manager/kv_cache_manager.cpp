@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "core/rounding.hpp"
 #include "manager/batch_state.hpp"
 #include "manager/manager_state.hpp"
 #include "manager/request.hpp"
@@ -58,23 +59,20 @@ void check_options(const ManagerState& state, const KvCacheOptions& options) {
   }
 }
 
-void check_options(const ManagerState& state, const BatchOptions& options) {
-  const char* function = "KvCacheManager.create_batch";
-  constexpr std::int32_t kMaxRows = 1 << 20;
-  if (options.max_rows < 1 || options.max_rows > kMaxRows) {
-    fail_argument(function, "max_rows must be in [1, ", kMaxRows, "], got ", options.max_rows);
-  }
-  if (options.max_units < 1 || options.max_units > kMaxUnits) {
-    fail_argument(function, "max_units must be in [1, ", kMaxUnits, "], got ", options.max_units);
-  }
-  const std::int32_t trash = state.arena.num_slots();
-  if (options.no_write_slot != kNoSlot && options.no_write_slot != trash) {
-    fail_argument(function, "no_write_slot must be ", kNoSlot, " or the trash slot ", trash,
-                  ", got ", options.no_write_slot);
-  }
-}
-
 }  // namespace
+
+MemoryUse planned_memory(const KvCacheManagerConfig& config) {
+  check(config);
+  MemoryUse use;
+  use.host_bytes = history_bytes(config);
+  for (const SelectionGroupConfig& group : config.groups) {
+    for (std::size_t member = 0; member < group.layers.size(); ++member) {
+      use.arena_bytes = capped_sum(use.arena_bytes, Arena::member_bytes(config, group));
+    }
+    use.metadata_bytes += Arena::entries_bytes(config) + Arena::last_bytes(config);
+  }
+  return use;
+}
 
 KvCacheManager::KvCacheManager(const KvCacheManagerConfig& config,
                                const KvCacheManagerOptions& options)
@@ -89,7 +87,7 @@ std::shared_ptr<KvCache> KvCacheManager::create_kv_cache(const KvCacheOptions& o
 }
 
 std::shared_ptr<Batch> KvCacheManager::create_batch(const BatchOptions& options) {
-  check_options(*state_, options);
+  check("KvCacheManager.create_batch", state_->config, options);
   return std::make_shared<Batch>(std::make_shared<BatchState>(state_, options));
 }
 

@@ -1,8 +1,5 @@
 #include "manager/manager_state.hpp"
 
-#include <algorithm>
-#include <limits>
-
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
 #include "core/rounding.hpp"
@@ -12,28 +9,26 @@ namespace {
 
 constexpr const char* kOwner = "KvCacheManager";
 
-std::size_t history_bytes(const KvCacheManagerConfig& config) {
-  std::size_t total = 0;
-  for (const SelectionGroupConfig& group : config.groups) {
-    const HostRowLayout row =
-        pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
-    const auto bytes =
-        static_cast<std::size_t>(row.unit_bytes * config.units_per_page() * config.host_pages);
-    total += std::min(bytes, std::numeric_limits<std::size_t>::max() - total);
-  }
-  return total;
-}
-
 // What does not fit as a whole is refused before sizes that no machine has are computed with.
 std::shared_ptr<Storage> make_storage(const KvCacheManagerConfig& config,
                                       const std::shared_ptr<Backend>& backend,
                                       const KvCacheManagerOptions& options) {
-  check_host_memory(kOwner, history_bytes(config));
+  check_host_memory(kOwner, static_cast<std::size_t>(history_bytes(config)));
   return std::make_shared<Storage>(storage_config(config), backend,
                                    StorageOptions{StorageFill::kAtOnce, options.progress, kOwner});
 }
 
 }  // namespace
+
+std::int64_t history_bytes(const KvCacheManagerConfig& config) {
+  std::int64_t total = 0;
+  for (const SelectionGroupConfig& group : config.groups) {
+    const HostRowLayout row =
+        pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
+    total = capped_sum(total, row.unit_bytes * config.units_per_page() * config.host_pages);
+  }
+  return total;
+}
 
 ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
                            std::shared_ptr<Backend> chosen_backend,

@@ -22,6 +22,9 @@ struct LeaseShape {
   std::int32_t window_slots = 0;  // W
 };
 
+// Host history of all groups; the largest number where there is no larger one.
+[[nodiscard]] std::int64_t history_bytes(const KvCacheManagerConfig& config);
+
 class ManagerState {
  public:
   // REQUIRES: a checked config.

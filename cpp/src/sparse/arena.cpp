@@ -3,30 +3,43 @@
 namespace sparse_kvcm {
 
 Arena::Arena(const KvCacheManagerConfig& config, Backend& backend)
-    : units_per_page_(config.units_per_page()),
-      num_slots_(static_cast<std::int32_t>(config.arena_pages * config.units_per_page())),
-      arena_pages_(config.arena_pages),
+    : num_slots_(static_cast<std::int32_t>(config.arena_pages * config.units_per_page())),
       max_leases_(config.max_leases),
       leases_(num_slots_, config.max_leases) {
-  for (const SelectionGroupConfig& group : config.groups) add_group(group, backend);
+  for (const SelectionGroupConfig& group : config.groups) add_group(config, group, backend);
 }
 
-void Arena::add_group(const SelectionGroupConfig& config, Backend& backend) {
-  const std::int64_t page_bytes = config.layout.page_bytes(units_per_page_);
+std::int64_t Arena::member_bytes(const KvCacheManagerConfig& config,
+                                 const SelectionGroupConfig& group) {
+  return (config.arena_pages + 1) * group.layout.page_bytes(config.units_per_page());
+}
+
+std::int64_t Arena::entries_bytes(const KvCacheManagerConfig& config) {
+  return config.arena_pages * config.units_per_page() * std::int64_t{sizeof(Entry)};
+}
+
+std::int64_t Arena::last_bytes(const KvCacheManagerConfig& config) {
+  return config.max_leases * std::int64_t{sizeof(std::uint32_t)};
+}
+
+void Arena::add_group(const KvCacheManagerConfig& config, const SelectionGroupConfig& selection,
+                      Backend& backend) {
+  const UnitLayout& layout = selection.layout;
+  const auto allocate = [&](std::int64_t bytes) {
+    return backend.allocate_device(static_cast<std::size_t>(bytes));
+  };
   Group group;
-  for (std::size_t member = 0; member < config.layers.size(); ++member) {
-    group.members.push_back(
-        backend.allocate_device(static_cast<std::size_t>((arena_pages_ + 1) * page_bytes)));
+  for (std::size_t member = 0; member < selection.layers.size(); ++member) {
+    group.members.push_back(allocate(member_bytes(config, selection)));
   }
-  const auto num_members = static_cast<std::int32_t>(config.layers.size());
-  for (const HostPiece& piece : pack_host_row(config.layout, num_members).pieces) {
+  const auto num_members = static_cast<std::int32_t>(selection.layers.size());
+  for (const HostPiece& piece : pack_host_row(layout, num_members).pieces) {
     std::byte* base = group.members[static_cast<std::size_t>(piece.member)]->device_data();
-    group.pieces.push_back({base + config.layout.region_offset(piece.region, units_per_page_),
-                            page_bytes, piece.bytes, piece.offset});
+    group.pieces.push_back({base + layout.region_offset(piece.region, config.units_per_page()),
+                            layout.page_bytes(config.units_per_page()), piece.bytes, piece.offset});
   }
-  group.entries = backend.allocate_device(static_cast<std::size_t>(num_slots_) * sizeof(Entry));
-  group.last =
-      backend.allocate_device(static_cast<std::size_t>(max_leases_) * sizeof(std::uint32_t));
+  group.entries = allocate(entries_bytes(config));
+  group.last = allocate(last_bytes(config));
   all_entries_.push_back(reinterpret_cast<Entry*>(group.entries->device_data()));
   all_last_.push_back(reinterpret_cast<std::uint32_t*>(group.last->device_data()));
   groups_.push_back(std::move(group));

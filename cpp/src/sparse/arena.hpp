@@ -22,6 +22,12 @@ class Arena {
   // Throws std::bad_alloc if the memory is not there. REQUIRES: a checked config.
   Arena(const KvCacheManagerConfig& config, Backend& backend);
 
+  // What the constructor allocates: for one member layer of `group`, and per selection group.
+  [[nodiscard]] static std::int64_t member_bytes(const KvCacheManagerConfig& config,
+                                                 const SelectionGroupConfig& group);
+  [[nodiscard]] static std::int64_t entries_bytes(const KvCacheManagerConfig& config);
+  [[nodiscard]] static std::int64_t last_bytes(const KvCacheManagerConfig& config);
+
   [[nodiscard]] LeaseAllocator& leases() { return leases_; }
   [[nodiscard]] const LeaseAllocator& leases() const { return leases_; }
   // Slots that leases can have; also the first slot of the trash page.
@@ -45,11 +51,10 @@ class Arena {
     BufferPtr entries;
     BufferPtr last;
   };
-  void add_group(const SelectionGroupConfig& group, Backend& backend);
+  void add_group(const KvCacheManagerConfig& config, const SelectionGroupConfig& selection,
+                 Backend& backend);
 
-  std::int32_t units_per_page_;
   std::int32_t num_slots_;
-  std::int64_t arena_pages_;
   std::int32_t max_leases_;
   std::vector<Group> groups_;
   std::vector<Entry*> all_entries_;       // [num_groups]

@@ -13,4 +13,8 @@ namespace sparse_kvcm {
 [[nodiscard]] std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes,
                                         std::int64_t num_slots, std::int64_t granule);
 
+// The most slots that `granules` hold, at least one granule in each pool.
+[[nodiscard]] std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes,
+                                     std::int64_t granules, std::int64_t granule);
+
 }  // namespace sparse_kvcm

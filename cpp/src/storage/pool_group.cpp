@@ -1,6 +1,7 @@
 #include "storage/pool_group.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/address_space.hpp"
 #include "core/chunked_registration.hpp"
@@ -28,15 +29,14 @@ std::size_t chunk_bytes(const PoolMemory& memory, std::int64_t slot_bytes) {
 PoolGroup::PoolGroup(const PoolGroupDesc& desc, const std::shared_ptr<Backend>& backend,
                      const PoolMemory& memory)
     : size_(memory.size), allocator_(make_allocator(desc, backend)) {
-  const auto page = static_cast<std::int64_t>(system_page_bytes());
+  const bool fixed = size_ == PoolSize::kFixed;
+  const auto unit = fixed ? system_page_bytes() : static_cast<std::size_t>(memory.granule_bytes);
   for (const std::int64_t bytes : desc.slot_bytes) {
-    const std::int64_t whole = round_up(std::max(bytes * memory.num_slots, page), page);
-    const bool fixed = size_ == PoolSize::kFixed;
-    pools_.push_back({bytes, std::make_shared<MappedRange>(
-                                 memory.driver, memory.filler,
-                                 static_cast<std::size_t>(fixed ? whole : memory.reserved_bytes),
-                                 static_cast<std::size_t>(fixed ? whole : memory.granule_bytes),
-                                 chunk_bytes(memory, bytes))});
+    const auto most = static_cast<std::size_t>(bytes * memory.max_slots);
+    const std::size_t reserved = round_up(std::max(most, unit), unit);
+    pools_.push_back({bytes, std::make_shared<MappedRange>(memory.driver, memory.filler, reserved,
+                                                           fixed ? reserved : unit,
+                                                           chunk_bytes(memory, bytes))});
   }
 }
 
@@ -51,15 +51,22 @@ void PoolGroup::grow(std::int32_t num_slots) {
 
 void PoolGroup::shrink(std::int32_t num_slots) {
   goal_ = num_slots;
-  set_target(std::min(goal_, num_usable()));
+  set_target(std::min(goal_, num_filled()));
+}
+
+bool PoolGroup::has_spare_memory() const {
+  return std::ranges::any_of(pools_, [slots = num_addressed()](const Pool& pool) {
+    return bytes_for(pool, slots) < pool.memory->mapped_bytes();
+  });
 }
 
 void PoolGroup::trim() {
   const std::int32_t slots = num_addressed();
   for (const Pool& pool : pools_) {
-    const std::size_t bytes = bytes_for(pool, slots);
-    if (bytes < pool.memory->mapped_bytes()) {
-      pool.memory->resize(bytes, used_bytes(pool, slots));
+    const std::size_t bytes = std::min(bytes_for(pool, slots), pool.memory->mapped_bytes());
+    const std::size_t used = used_bytes(pool, slots);
+    if (bytes < pool.memory->mapped_bytes() || used < pool.memory->used_bytes()) {
+      pool.memory->shrink(bytes, used);
     }
   }
 }
@@ -84,7 +91,7 @@ void PoolGroup::add_unfilled(std::vector<MappedRange*>& ranges) const {
 
 void PoolGroup::refresh() {
   const std::int32_t target = std::visit([](const auto& a) { return a.target(); }, allocator_);
-  if (target != goal_) set_target(std::min(goal_, num_usable()));
+  if (target != goal_) set_target(std::min(goal_, num_filled()));
 }
 
 std::int32_t PoolGroup::num_free() const {
@@ -126,8 +133,8 @@ std::size_t PoolGroup::used_bytes(const Pool& pool, std::int32_t num_slots) cons
   return size_ == PoolSize::kFixed ? bytes : round_up(bytes, system_page_bytes());
 }
 
-std::int32_t PoolGroup::num_usable() const {
-  std::int64_t slots = goal_;
+std::int32_t PoolGroup::num_filled() const {
+  std::int64_t slots = std::numeric_limits<std::int32_t>::max();
   for (const Pool& pool : pools_) {
     const auto usable = static_cast<std::int64_t>(pool.memory->usable_bytes());
     slots = std::min(slots, usable / pool.slot_bytes);

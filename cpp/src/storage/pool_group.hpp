@@ -27,8 +27,7 @@ struct PoolMemory {
   std::shared_ptr<MemoryDriver> driver;
   std::shared_ptr<Filler> filler;
   std::int64_t granule_bytes = 0;
-  std::int64_t reserved_bytes = 0;  // of each pool, a multiple of granule_bytes
-  std::int64_t num_slots = 0;       // of a fixed pool: all that there will be
+  std::int64_t max_slots = 0;  // that there can ever be; all that there will be in a fixed pool
   PoolSize size = PoolSize::kChanges;
 };
 
@@ -43,11 +42,15 @@ class PoolGroup {
   void grow(std::int32_t num_slots);
   // Fewer. Memory stays until trim().
   void shrink(std::int32_t num_slots);
-  // Unmaps what no slot in use needs. Waits for the device if that is something.
+  // Whether there is memory that no slot needs; unmaps it. REQUIRES: synchronize() before, which waits
+  // for the device.
+  [[nodiscard]] bool has_spare_memory() const;
   void trim();
+  void synchronize() const { pools_.front().memory->synchronize(); }
   // Lets memory be filled, which the above have stopped, and stops it.
   void start_filling() noexcept;
   void stop_filling() noexcept;
+  // From any thread, also beside the calls above.
   void wait_usable() const;
   // Appends the pools that are to be filled.
   void add_unfilled(std::vector<MappedRange*>& ranges) const;
@@ -60,6 +63,8 @@ class PoolGroup {
   [[nodiscard]] std::int32_t num_slots() const { return goal_; }
   // Slots from the first to the last that may be in use, those that drain too.
   [[nodiscard]] std::int32_t num_addressed() const;
+  // Slots from the first on whose memory is filled.
+  [[nodiscard]] std::int32_t num_filled() const;
   [[nodiscard]] std::int32_t num_free() const;
   [[nodiscard]] std::int32_t num_draining() const;
   [[nodiscard]] std::int64_t mapped_bytes() const;
@@ -73,7 +78,6 @@ class PoolGroup {
   };
   [[nodiscard]] static std::size_t bytes_for(const Pool& pool, std::int32_t num_slots);
   [[nodiscard]] std::size_t used_bytes(const Pool& pool, std::int32_t num_slots) const;
-  [[nodiscard]] std::int32_t num_usable() const;
   void set_target(std::int32_t num_slots);
 
   std::vector<Pool> pools_;

@@ -13,6 +13,7 @@
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "sparse_kvcm/storage_layout.hpp"
+#include "storage/config_check.hpp"
 #include "storage/granule.hpp"
 
 namespace sparse_kvcm {
@@ -26,18 +27,6 @@ constexpr double kMaxBytes = 4e18;
 
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
-}
-
-// The most slots that `granules` hold, at least one granule in each pool.
-std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t granules,
-                       std::int64_t granule) {
-  std::int64_t low = 0;
-  std::int64_t high = std::min(kMaxSlots, granules * granule / std::ranges::max(slot_bytes)) + 1;
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (granules_for(slot_bytes, middle, granule) <= granules ? low : high) = middle;
-  }
-  return low;
 }
 
 // One pool group in a deal.
@@ -74,43 +63,71 @@ std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int6
   return granules;
 }
 
+std::int64_t slots_for(const std::vector<std::int64_t>& slot_bytes, std::int64_t granules,
+                       std::int64_t granule) {
+  std::int64_t low = 0;
+  std::int64_t high = std::min(kMaxSlots, granules * granule / std::ranges::max(slot_bytes)) + 1;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (granules_for(slot_bytes, middle, granule) <= granules ? low : high) = middle;
+  }
+  return low;
+}
+
 std::int64_t granule_for(std::int64_t quota) {
   constexpr int kMostDoublings = 4;
   const auto gib = static_cast<std::uint64_t>(quota / kGiB);
   return kLeastGranule << std::clamp(static_cast<int>(std::bit_width(gib)) - 1, 0, kMostDoublings);
 }
 
-// A page has as many bytes in its cold pool as in its home, so one weight per layer group serves
-// both.
 std::vector<double> StorageLayout::pool_ratio() const {
-  const std::vector<std::int64_t> slots = typical_slots();
+  const std::vector<std::int64_t> typical = typical_slots();
+  const std::vector<std::int64_t> cold = cold_slots();
   std::vector<double> weights(pool_groups_.size());
   std::vector<double> sums(config_.cache_tiers.size());
-  for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
-    const LayerGroupDesc& group = layer_groups_[g];
-    const auto home = static_cast<std::size_t>(group.pool_group);
-    double weight = static_cast<double>(slots[g]);
-    if (config_.initial_pool_ratio.empty()) {
-      weight *= static_cast<double>(sum(pool_groups_[home].slot_bytes));
-    } else {
-      std::int64_t of_home = 0;
-      for (const std::int32_t id : pool_groups_[home].layer_groups) {
-        of_home += slots[static_cast<std::size_t>(id)];
-      }
-      weight *= config_.initial_pool_ratio[home] / static_cast<double>(of_home);
-    }
-    weights[home] += weight;
-    if (group.cold_pool_group >= 0) {
-      weights[static_cast<std::size_t>(group.cold_pool_group)] += weight;
-    }
-  }
   for (std::size_t g = 0; g < weights.size(); ++g) {
-    sums[static_cast<std::size_t>(pool_groups_[g].level)] += weights[g];
+    const PoolGroupDesc& group = pool_groups_[g];
+    std::int64_t slots = cold[g];
+    for (const std::int32_t id : group.layer_groups) {
+      if (!group.is_cold) slots += typical[static_cast<std::size_t>(id)];
+    }
+    weights[g] = static_cast<double>(slots) * static_cast<double>(sum(group.slot_bytes));
+    const bool is_told = group.level == kGpuLevel && !config_.initial_pool_ratio.empty();
+    if (is_told) weights[g] = config_.initial_pool_ratio[g];
+    sums[static_cast<std::size_t>(group.level)] += weights[g];
   }
   for (std::size_t g = 0; g < weights.size(); ++g) {
     weights[g] /= sums[static_cast<std::size_t>(pool_groups_[g].level)];
   }
   return weights;
+}
+
+// Suspended pages need no more than they are, and part of one request's are of no use; history can use
+// whatever there is.
+void StorageLayout::leave_rest_to_history(std::int64_t granules, std::int64_t granule,
+                                          std::vector<std::int64_t>& slots) const {
+  const auto history = std::ranges::find(pool_groups_, true, &PoolGroupDesc::is_sparse);
+  if (history == pool_groups_.end()) return;
+  const auto home = static_cast<std::size_t>(history - pool_groups_.begin());
+  const std::vector<std::int64_t> most = cold_slots();
+  const std::vector<std::int64_t> one = cold_slots_of({{longest_of(suspended())}, 0});
+  std::vector<std::int64_t> raised = slots;
+  std::int64_t taken = 0;
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    if (!pool_groups_[g].is_cold) continue;
+    slots[g] = std::min(slots[g], most[g]);
+    raised[g] = std::max(slots[g], one[g]);
+    taken += granules_for(pool_groups_[g].slot_bytes, raised[g], granule);
+  }
+  const std::int64_t floor = granules_for(history->slot_bytes, min_slots()[home], granule);
+  if (taken <= std::min(granules / 2, granules - floor)) slots = raised;
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    if (!pool_groups_[g].is_cold) continue;
+    const std::int64_t share = granules_for(pool_groups_[g].slot_bytes, slots[g], granule);
+    slots[g] = slots_for(pool_groups_[g].slot_bytes, share, granule);
+    granules -= share;
+  }
+  slots[home] = slots_for(history->slot_bytes, granules, granule);
 }
 
 void StorageLayout::check_level(const char* function, std::int32_t level) const {
@@ -176,7 +193,8 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
   }
   std::ranges::stable_sort(hands, {}, &Hand::weight);
 
-  std::int64_t granules = effective_quota(level, quota) / granule;
+  const std::int64_t all_granules = effective_quota(level, quota) / granule;
+  std::int64_t granules = all_granules;
   for (std::size_t dealt = 0; !hands.empty() && hands.size() != dealt;) {
     dealt = hands.size();
     const std::vector<std::int64_t> shares = deal(hands, granules);
@@ -192,6 +210,7 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
     });
   }
   for (const Hand& hand : hands) slots[hand.pool_group] = hand.slots;
+  if (level == kSparseHistoryLevel) leave_rest_to_history(all_granules, granule, slots);
   if (config_.max_host_pages) {
     for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
       if (pool_groups_[g].is_sparse)

@@ -13,18 +13,6 @@
 #include "storage/storage_state.hpp"
 
 namespace sparse_kvcm {
-namespace {
-
-// Null where the device cannot record: then it has nothing left to wait for.
-EventPtr try_record(Backend& backend, Stream stream) noexcept {
-  try {
-    return backend.record(stream);
-  } catch (...) {
-    return nullptr;
-  }
-}
-
-}  // namespace
 
 // The next state of one layer group's table, and how to get there.
 struct RequestPages::Plan {
@@ -169,6 +157,7 @@ bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, St
 }
 
 bool RequestPages::move(std::int32_t capacity, std::int32_t history_length, Stream stream) {
+  storage_->settle();
   if (!could_fit({capacity, history_length})) return false;
   std::vector<Plan> plans;
   bool enough = true;
@@ -261,24 +250,22 @@ void RequestPages::drop_step(Stream stream) {
 void RequestPages::close(Stream stream) noexcept {
   if (closed_) return;
   closed_ = true;
-  const EventPtr ready = try_record(*storage_->backend, stream);
+  std::vector<SlotOfGroup> given;
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    PoolGroup& home = storage_->home(group);
     Table table = std::exchange(tables_[g], {});
     storage_->count(group, {0, num_slots(table), 0});
     if (is_sparse(group)) {
-      home.pages().shrink(table.slots, 0);
+      storage_->home(group).pages().shrink(table.slots, 0);
       continue;
     }
-    const auto give_back = [&](const std::vector<std::int32_t>& slots) {
+    for (const auto& slots : {table.slots, table.scratch_slots}) {
       for (const std::int32_t slot : slots) {
-        if (slot != kBadPageIndex) home.slots().release({slot, ready});
+        if (slot != kBadPageIndex) given.push_back({group, slot});
       }
-    };
-    give_back(table.slots);
-    give_back(table.scratch_slots);
+    }
   }
+  storage_->give_back(stream, std::move(given));
   capacity_ = 0;
 }
 

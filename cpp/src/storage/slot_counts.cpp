@@ -38,6 +38,15 @@ std::int64_t part_behind(PageRange range, std::int32_t first) {
   return std::max(0, range.end - std::max(range.begin, first));
 }
 
+// Of a request on its way to `length` tokens; `prefill` from StorageLayout::prefill_slots.
+std::int64_t most_slots(const LifeCycle& life_cycle, std::int32_t tokens_per_block,
+                        std::int32_t length, const std::vector<std::int64_t>& prefill) {
+  const std::int64_t decoding = most_pages(life_cycle, tokens_per_block, length);
+  if (length == 0 || prefill.empty()) return decoding;
+  const auto page = static_cast<std::size_t>((length - 1) / tokens_per_block);
+  return std::max(decoding, prefill[std::min(page, prefill.size() - 1)]);
+}
+
 PageRange part_before(PageRange range, std::int32_t end) {
   return {std::min(range.begin, end), std::min(range.end, end)};
 }
@@ -107,16 +116,74 @@ std::vector<std::int64_t> StorageLayout::min_slots() const {
   return slots;
 }
 
-// Slots of each layer group in the batch that the pools are balanced for.
+// What pools are balanced for.
+std::vector<BatchDesc> StorageLayout::typical_batches() const {
+  if (config_.typical_step) return {*config_.typical_step};
+  if (config_.constraints.empty()) return {default_step()};
+  return config_.constraints;
+}
+
+// Slots of each layer group in those batches.
 std::vector<std::int64_t> StorageLayout::typical_slots() const {
-  std::vector<BatchDesc> batches = config_.constraints;
-  if (config_.typical_step) batches = {*config_.typical_step};
-  if (batches.empty()) batches = {default_step()};
+  const std::vector<BatchDesc> batches = typical_batches();
   std::vector<std::int64_t> slots(layer_groups_.size(), 1);
   for (std::size_t g = 0; g < slots.size(); ++g) {
     for (const BatchDesc& batch : batches) {
       slots[g] = std::max(slots[g], count_slots_of(static_cast<std::int32_t>(g), batch));
     }
+  }
+  return slots;
+}
+
+KvCacheDesc longest_of(const BatchDesc& batch) {
+  return *std::ranges::max_element(batch.kv_caches, {}, &KvCacheDesc::capacity);
+}
+
+BatchDesc StorageLayout::suspended() const {
+  if (config_.suspended) return *config_.suspended;
+  std::vector<KvCacheDesc> longest;
+  for (const BatchDesc& batch : typical_batches()) longest.push_back(longest_of(batch));
+  const std::int32_t length = longest_of({longest, 0}).capacity;
+  return {{{length, length}}, 0};
+}
+
+std::vector<std::int64_t> StorageLayout::cold_slots_of(const BatchDesc& suspended) const {
+  std::vector<std::int64_t> slots = count_slots(suspended);
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    slots[g] = pool_groups_[g].is_cold ? std::max<std::int64_t>(slots[g], 1) : 0;
+  }
+  return slots;
+}
+
+std::vector<std::int64_t> StorageLayout::cold_slots() const { return cold_slots_of(suspended()); }
+
+// Element i: the most slots that a request has in a window's layer group while it is prefilled to
+// i pages and a token, and before; empty if no step of the config has more than one token. The last
+// element stands for all that follow: from there on steps repeat. A length between page borders needs
+// no more than the one behind the border.
+std::vector<std::int64_t> StorageLayout::prefill_slots(std::int32_t layer_group,
+                                                       std::int32_t upper) const {
+  const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
+  std::vector<BatchDesc> batches = config_.constraints;
+  if (config_.typical_step) batches.push_back(*config_.typical_step);
+  std::int64_t step = 0;
+  for (const BatchDesc& batch : batches) {
+    for (const KvCacheDesc& request : batch.kv_caches) {
+      step = std::max<std::int64_t>(step, request.capacity - request.history_length);
+    }
+  }
+  std::vector<std::int64_t> slots;
+  if (step <= 1 || !life_cycle.sliding_window_size) return slots;
+  const std::int64_t page = config_.tokens_per_block;
+  step = round_up(step, page);
+  std::int64_t behind = std::int64_t{*life_cycle.sliding_window_size} + life_cycle.num_sink_tokens;
+  if (config_.swa_scratch_reuse) behind += config_.swa_scratch_reuse->max_rewind_len;
+  const std::int64_t last = std::min<std::int64_t>(round_up(behind + page, step) + 2 * step, upper);
+  for (std::int64_t length = 1; length <= last; length += page) {
+    const auto history = static_cast<std::int32_t>((length - 1) / step * step);
+    const BatchDesc batch{{{static_cast<std::int32_t>(length), history}}, 0};
+    const std::int64_t before = slots.empty() ? 0 : slots.back();
+    slots.push_back(std::max(before, count_slots_of(layer_group, batch)));
   }
   return slots;
 }
@@ -130,14 +197,20 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
     fail_argument(kFunction, "totals must have one element per pool group, ", pool_groups_.size(),
                   ", got ", totals.size());
   }
+  std::vector<std::vector<std::int64_t>> prefill;
+  prefill.reserve(layer_groups_.size());
+  for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
+    prefill.push_back(prefill_slots(static_cast<std::int32_t>(g), upper));
+  }
   auto batch_fits = [&](std::int32_t length) {
     for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
       const PoolGroupDesc& pools = pool_groups_[g];
       std::int64_t slots = 0;
       for (const std::int32_t id : pools.layer_groups) {
-        const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(id)].life_cycle;
-        slots +=
-            std::int64_t{batch_size} - 1 + most_pages(life_cycle, config_.tokens_per_block, length);
+        const auto group = static_cast<std::size_t>(id);
+        slots += batch_size - 1 +
+                 most_slots(layer_groups_[group].life_cycle, config_.tokens_per_block, length,
+                            prefill[group]);
       }
       if (!pools.is_cold && !fits(slots, totals[g], config_.max_util_for_resume)) return false;
     }

@@ -105,6 +105,7 @@ std::vector<std::vector<PoolDesc>> Storage::pool_group_descs() const {
     for (std::int32_t pool = 0; pool < memory.num_pools(); ++pool) {
       pools.push_back({reinterpret_cast<std::uintptr_t>(memory.pool(pool)->address()),
                        group.slot_bytes[static_cast<std::size_t>(pool)], memory.num_addressed(),
+                       std::min(memory.num_addressed(), memory.num_filled()),
                        config().cache_tiers[static_cast<std::size_t>(group.level)].tier});
     }
     descs.push_back(std::move(pools));
@@ -176,7 +177,7 @@ void Storage::resize(std::int32_t level, std::int64_t quota) {
   state_->resize(level, quota);
 }
 void Storage::trim() { state_->trim(); }
-void Storage::wait_usable(std::int32_t level) { state_->wait_usable(level); }
+void Storage::wait_usable(std::int32_t level) const { state_->wait_usable(level); }
 
 std::vector<std::string> Storage::warnings() const { return state_->warnings(); }
 

@@ -24,22 +24,6 @@ std::string item(const char* list, std::size_t index) {
   return std::string(list) + "[" + std::to_string(index) + "]";
 }
 
-template <class T>
-void check_range(const std::string& field, T value, T low, T high) {
-  if (value < low || value > high) {
-    fail_argument(kFunction, field, " must be in [", low, ", ", high, "], got ", value);
-  }
-}
-
-void check_page(const StorageConfig& config) {
-  check_range("tokens_per_block", config.tokens_per_block, 1, kMaxTokensPerBlock);
-  check_range("tokens_per_unit", config.tokens_per_unit, 1, config.tokens_per_block);
-  if (config.tokens_per_block % config.tokens_per_unit != 0) {
-    fail_argument(kFunction, "tokens_per_unit must divide tokens_per_block ",
-                  config.tokens_per_block, ", got ", config.tokens_per_unit);
-  }
-}
-
 void check_tiers(const std::vector<CacheTierConfig>& tiers) {
   if (tiers.empty() || tiers.size() > 2) {
     fail_argument(kFunction, "cache_tiers must have 1 or 2 tiers, got ", tiers.size());
@@ -52,9 +36,11 @@ void check_tiers(const std::vector<CacheTierConfig>& tiers) {
                     level == kGpuLevel ? "GPU_MEM" : "HOST_MEM", ", got ",
                     gpu ? "GPU_MEM" : "HOST_MEM");
     }
-    check_range(item("cache_tiers", level) + ".quota", tier.quota, std::int64_t{1}, kMaxQuota);
+    check_range(kFunction, item("cache_tiers", level) + ".quota", tier.quota, std::int64_t{1},
+                kMaxQuota);
     if (tier.max_quota != 0) {
-      check_range(item("cache_tiers", level) + ".max_quota", tier.max_quota, tier.quota, kMaxQuota);
+      check_range(kFunction, item("cache_tiers", level) + ".max_quota", tier.max_quota, tier.quota,
+                  kMaxQuota);
     }
   }
 }
@@ -63,12 +49,12 @@ void check_buffer(const StorageConfig& config, const LayerConfig& layer, const s
                   const BufferConfig& buffer) {
   if (buffer.role.empty()) fail_argument(kFunction, field, ".role must not be empty");
   const std::int32_t tokens = buffer.tokens_per_block_override.value_or(config.tokens_per_block);
-  check_range(field + ".tokens_per_block_override", tokens, 1, config.tokens_per_block);
+  check_range(kFunction, field + ".tokens_per_block_override", tokens, 1, config.tokens_per_block);
   if (config.tokens_per_block % tokens != 0) {
     fail_argument(kFunction, field, ".tokens_per_block_override must divide tokens_per_block ",
                   config.tokens_per_block, ", got ", tokens);
   }
-  check_range(field + ".page_bytes", buffer.page_bytes, std::int64_t{1},
+  check_range(kFunction, field + ".page_bytes", buffer.page_bytes, std::int64_t{1},
               kMaxPageBytes / (config.tokens_per_block / tokens));
   if (buffer.is_sparse != layer.buffers.front().is_sparse) {
     fail_argument(kFunction, field, ".is_sparse must be that of the layer's other buffers, ",
@@ -82,7 +68,8 @@ void check_buffer(const StorageConfig& config, const LayerConfig& layer, const s
 
 void check_window(const LayerConfig& layer, const std::string& field) {
   if (layer.sliding_window_size) {
-    check_range(field + ".sliding_window_size", *layer.sliding_window_size, 1, kMaxTokens);
+    check_range(kFunction, field + ".sliding_window_size", *layer.sliding_window_size, 1,
+                kMaxTokens);
     if (layer.buffers.front().is_sparse) {
       fail_argument(kFunction, field,
                     ".sliding_window_size must be None in a sparse layer, whose selection takes "
@@ -95,7 +82,7 @@ void check_window(const LayerConfig& layer, const std::string& field) {
       fail_argument(kFunction, field, ".num_sink_tokens needs a sliding_window_size, got ",
                     *layer.num_sink_tokens);
     }
-    check_range(field + ".num_sink_tokens", *layer.num_sink_tokens, 0, kMaxTokens);
+    check_range(kFunction, field + ".num_sink_tokens", *layer.num_sink_tokens, 0, kMaxTokens);
   }
 }
 
@@ -105,7 +92,8 @@ void check_layers(const StorageConfig& config) {
   for (std::size_t i = 0; i < config.layers.size(); ++i) {
     const LayerConfig& layer = config.layers[i];
     const std::string field = item("layers", i);
-    check_range(field + ".layer_id", layer.layer_id, 0, std::numeric_limits<std::int32_t>::max());
+    check_range(kFunction, field + ".layer_id", layer.layer_id, 0,
+                std::numeric_limits<std::int32_t>::max());
     if (!ids.insert(layer.layer_id).second) {
       fail_argument(kFunction, field, ".layer_id ", layer.layer_id, " is taken by another layer");
     }
@@ -122,21 +110,16 @@ void check_layers(const StorageConfig& config) {
   }
 }
 
-// Bytes of a buffer in one whole page.
-std::int64_t whole_page_bytes(const StorageConfig& config, const BufferConfig& buffer) {
-  return buffer.page_bytes * expansion_of(config, buffer);
-}
-
 void check_regions(const StorageConfig& config, const LayerConfig& layer, const UnitLayout& layout,
                    const std::string& field) {
   const std::int32_t units = config.tokens_per_block / config.tokens_per_unit;
   const std::vector<BufferConfig>& buffers = layer.buffers;
-  if (buffers.size() == 1 && whole_page_bytes(config, buffers[0]) == layout.page_bytes(units)) {
+  if (buffers.size() == 1 && buffer_bytes(config, buffers[0]) == layout.page_bytes(units)) {
     return;
   }
   bool equal = buffers.size() == layout.region_bytes().size();
   for (std::size_t r = 0; equal && r < buffers.size(); ++r) {
-    equal = whole_page_bytes(config, buffers[r]) == std::int64_t{layout.region_bytes()[r]} * units;
+    equal = buffer_bytes(config, buffers[r]) == std::int64_t{layout.region_bytes()[r]} * units;
   }
   if (!equal) {
     fail_argument(kFunction, "the buffers of layer ", layer.layer_id,
@@ -155,7 +138,7 @@ void check_selection_groups(const StorageConfig& config) {
     const SelectionGroupConfig& group = config.selection_groups[g];
     const std::string field = item("selection_groups", g);
     if (group.layers.empty()) fail_argument(kFunction, field, ".layers must not be empty");
-    check_range(field + ".top_k", group.top_k, 1, kMaxCachedSlots);
+    check_range(kFunction, field + ".top_k", group.top_k, 1, kMaxCachedSlots);
     for (const std::int32_t id : group.layers) {
       const auto layer = left.find(id);
       if (layer == left.end()) {
@@ -193,6 +176,19 @@ std::int32_t expansion_of(const StorageConfig& config, const BufferConfig& buffe
          buffer.tokens_per_block_override.value_or(config.tokens_per_block);
 }
 
+std::int64_t buffer_bytes(const StorageConfig& config, const BufferConfig& buffer) {
+  return buffer.page_bytes * expansion_of(config, buffer);
+}
+
+void check_page(const char* function, std::int32_t tokens_per_block, std::int32_t tokens_per_unit) {
+  check_range(function, "tokens_per_block", tokens_per_block, 1, kMaxTokensPerBlock);
+  check_range(function, "tokens_per_unit", tokens_per_unit, 1, tokens_per_block);
+  if (tokens_per_block % tokens_per_unit != 0) {
+    fail_argument(function, "tokens_per_unit must divide tokens_per_block ", tokens_per_block,
+                  ", got ", tokens_per_unit);
+  }
+}
+
 void check_batch(const char* function, const std::string& field, const BatchDesc& batch) {
   if (batch.kv_caches.empty()) fail_argument(function, field, ".kv_caches must not be empty");
   for (std::size_t i = 0; i < batch.kv_caches.size(); ++i) {
@@ -210,7 +206,7 @@ void check_batch(const char* function, const std::string& field, const BatchDesc
 }
 
 void check(const StorageConfig& config) {
-  check_page(config);
+  check_page(kFunction, config.tokens_per_block, config.tokens_per_unit);
   check_tiers(config.cache_tiers);
   check_layers(config);
   check_selection_groups(config);
@@ -222,11 +218,13 @@ void check(const StorageConfig& config) {
     check_batch(kFunction, item("constraints", i), config.constraints[i]);
   }
   if (config.typical_step) check_batch(kFunction, "typical_step", *config.typical_step);
+  if (config.suspended) check_batch(kFunction, "suspended", *config.suspended);
   check_ratio(config.initial_pool_ratio);
-  if (config.max_host_pages) check_range("max_host_pages", *config.max_host_pages, 1, kMaxTokens);
+  if (config.max_host_pages)
+    check_range(kFunction, "max_host_pages", *config.max_host_pages, 1, kMaxTokens);
   if (config.swa_scratch_reuse) {
-    check_range("swa_scratch_reuse.max_rewind_len", config.swa_scratch_reuse->max_rewind_len, 0,
-                kMaxTokens);
+    check_range(kFunction, "swa_scratch_reuse.max_rewind_len",
+                config.swa_scratch_reuse->max_rewind_len, 0, kMaxTokens);
   }
 }
 

@@ -53,8 +53,8 @@ void coalesce(const StorageConfig& config, const LayerConfig& layer, LayerGroupD
   group.layers.push_back(layer.layer_id);
   std::map<std::int64_t, std::int32_t> of_layer;
   for (const BufferConfig& buffer : layer.buffers) {
-    const std::int64_t bytes = buffer.page_bytes * expansion_of(config, buffer);
-    auto found = std::ranges::find(group.slot, bytes, &CoalescedBuffer::page_bytes);
+    const std::int64_t bytes = buffer_bytes(config, buffer);
+    auto found = std::ranges::find(group.slot, bytes, &CoalescedBuffer::buffer_bytes);
     if (found == group.slot.end()) {
       group.slot.push_back({bytes, {}, 1});
       found = std::prev(group.slot.end());
@@ -95,7 +95,7 @@ void StorageLayout::group_layers() {
   }
   for (LayerGroupDesc& group : layer_groups_) {
     std::ranges::stable_sort(group.slot, std::greater{}, [](const CoalescedBuffer& buffer) {
-      return std::pair(buffer.slot_bytes(), buffer.page_bytes);
+      return std::pair(buffer.slot_bytes(), buffer.buffer_bytes);
     });
   }
 }

@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
 #include "core/rounding.hpp"
+#include "storage/granule.hpp"
 
 namespace sparse_kvcm {
 
@@ -65,11 +66,13 @@ void StorageState::make_pool_groups() {
       drivers[level] = backend->memory_driver(
           group.level == kGpuLevel ? MemoryKind::kDevice : MemoryKind::kPinned, warn);
     }
-    PoolMemory memory{drivers[level], filler_, layout.granule_bytes(group.level),
-                      max_quotas_[level]};
+    // Addresses for the case that the group gets all of the tier.
+    const std::int64_t granule = layout.granule_bytes(group.level);
+    PoolMemory memory{drivers[level], filler_, granule,
+                      slots_for(group.slot_bytes, max_quotas_[level] / granule, granule)};
     if (fixed) {
       memory.size = PoolSize::kFixed;
-      memory.num_slots =
+      memory.max_slots =
           layout.slots_for_quota(group.level, layout.config().cache_tiers[level].quota)[g];
     }
     pool_groups.emplace_back(group, backend, memory);
@@ -143,18 +146,10 @@ void StorageState::resize(std::int32_t level, std::int64_t quota) {
   check_memory(level, slots);
 
   stop_filling();
-  std::vector<std::pair<PoolGroup*, std::int32_t>> grown;
   try {
-    for (std::size_t g = 0; g < pool_groups.size(); ++g) {
-      const auto wanted = static_cast<std::int32_t>(slots[g]);
-      const std::int32_t had = pool_groups[g].num_slots();
-      if (layout.pool_groups()[g].level != level || wanted <= had) continue;
-      pool_groups[g].grow(wanted);
-      grown.emplace_back(&pool_groups[g], had);
-    }
+    grow(level, slots);
   } catch (...) {
-    for (const auto& [group, had] : grown) group->shrink(had);
-    trim();
+    trim_if_possible();
     throw;
   }
   for (std::size_t g = 0; g < pool_groups.size(); ++g) {
@@ -162,18 +157,44 @@ void StorageState::resize(std::int32_t level, std::int64_t quota) {
     pool_groups[g].shrink(static_cast<std::int32_t>(slots[g]));
   }
   quotas[static_cast<std::size_t>(level)] = effective;
-  trim();
+  trim_if_possible();
 }
 
-void StorageState::trim() {
-  stop_filling();
+// Gives pool groups that are to have more slots as many, or none of them any.
+void StorageState::grow(std::int32_t level, const std::vector<std::int64_t>& slots) {
+  std::vector<std::int32_t> before;
+  before.reserve(pool_groups.size());
   try {
-    for (PoolGroup& group : pool_groups) group.trim();
+    for (std::size_t g = 0; g < pool_groups.size(); ++g) {
+      const auto wanted = static_cast<std::int32_t>(slots[g]);
+      before.push_back(pool_groups[g].num_slots());
+      const bool grows = layout.pool_groups()[g].level == level && wanted > before.back();
+      if (grows) pool_groups[g].grow(wanted);
+    }
   } catch (...) {
-    start_filling();
+    for (std::size_t g = 0; g < before.size(); ++g) pool_groups[g].shrink(before[g]);
     throw;
   }
+}
+
+// The device is waited for before the first change.
+void StorageState::trim() {
+  settle();
+  for (const PoolGroup& group : pool_groups) {
+    if (group.has_spare_memory()) group.synchronize();
+  }
+  stop_filling();
+  for (PoolGroup& group : pool_groups) group.trim();
   start_filling();
+}
+
+// What the device does not let go now goes with the next trim.
+void StorageState::trim_if_possible() noexcept {
+  try {
+    trim();
+  } catch (...) {
+    start_filling();
+  }
 }
 
 void StorageState::stop_filling() noexcept {
@@ -186,12 +207,11 @@ void StorageState::start_filling() noexcept {
   for (PoolGroup& group : pool_groups) group.start_filling();
 }
 
-void StorageState::wait_usable(std::int32_t level) {
+// Looks at nothing that another call may change; whoever asks for slots sees what was filled.
+void StorageState::wait_usable(std::int32_t level) const {
   check_level("Storage.wait_usable", level);
   for (std::size_t g = 0; g < pool_groups.size(); ++g) {
-    if (layout.pool_groups()[g].level != level) continue;
-    pool_groups[g].wait_usable();
-    pool_groups[g].refresh();
+    if (layout.pool_groups()[g].level == level) pool_groups[g].wait_usable();
   }
 }
 
@@ -203,7 +223,32 @@ void StorageState::count(std::int32_t layer_group, const LayerGroupStatistics& m
   group.num_refused += more.num_refused;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.
+void StorageState::give_back(Stream stream, std::vector<SlotOfGroup> slots) noexcept {
+  if (slots.empty()) return;
+  unsettled_.push_back({stream, std::move(slots)});
+  settle();
+}
+
+void StorageState::settle() {
+  std::erase_if(unsettled_, [&](const Return& given) { return try_release(given); });
+}
+
+// In a capture an event would stand for a point in the graph, which no later call can ask about.
+bool StorageState::try_release(const Return& given) {
+  EventPtr ready;
+  try {
+    if (backend->is_capturing(given.stream)) return false;
+    ready = backend->record(given.stream);
+  } catch (...) {
+    return false;
+  }
+  for (const auto& [group, slot] : given.slots) home(group).slots().release({slot, ready});
+  return true;
+}
+
 PoolGroupStatistics StorageState::statistics(std::int32_t pool_group) {
+  settle();
   PoolGroup& group = pool_groups[static_cast<std::size_t>(pool_group)];
   group.refresh();
   PoolGroupStatistics result;

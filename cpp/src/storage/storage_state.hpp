@@ -12,6 +12,11 @@
 
 namespace sparse_kvcm {
 
+struct SlotOfGroup {
+  std::int32_t layer_group = 0;
+  std::int32_t slot = 0;
+};
+
 class StorageState {
  public:
   StorageState(const StorageConfig& config, std::shared_ptr<Backend> backend,
@@ -23,7 +28,7 @@ class StorageState {
   // As Storage's.
   void resize(std::int32_t level, std::int64_t quota);
   void trim();
-  void wait_usable(std::int32_t level);
+  void wait_usable(std::int32_t level) const;
   [[nodiscard]] PoolGroupStatistics statistics(std::int32_t pool_group);
   void check_level(const char* function, std::int32_t level) const;
   // Throws InvalidState if the storage has an owner.
@@ -32,6 +37,11 @@ class StorageState {
 
   // Adds to a layer group's counters, if pages are counted.
   void count(std::int32_t layer_group, const LayerGroupStatistics& more);
+
+  // Returns dense slots for reuse after the work that `stream` had. If the device cannot record that
+  // point, they stay in use, and settle() tries again.
+  void give_back(Stream stream, std::vector<SlotOfGroup> slots) noexcept;
+  void settle();
 
   // Where the pages of a layer group live.
   [[nodiscard]] PoolGroup& home(std::int32_t layer_group) {
@@ -47,14 +57,22 @@ class StorageState {
 
  private:
   class Warnings;
+  struct Return {
+    Stream stream;
+    std::vector<SlotOfGroup> slots;
+  };
 
+  [[nodiscard]] bool try_release(const Return& given);
   void make_pool_groups();
   void fill_at_once(const FillProgress& progress);
   void check_memory(std::int32_t level, const std::vector<std::int64_t>& slots) const;
+  void grow(std::int32_t level, const std::vector<std::int64_t>& slots);
+  void trim_if_possible() noexcept;
   void start_filling() noexcept;
   void stop_filling() noexcept;
   void check_indices(const std::vector<std::int64_t>& slots) const;
 
+  std::vector<Return> unsettled_;
   const char* owner_;
   std::shared_ptr<Warnings> warnings_;  // drivers have it too
   std::shared_ptr<Filler> filler_;

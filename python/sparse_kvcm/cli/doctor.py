@@ -84,7 +84,7 @@ def _host(local_ranks: int, root: str) -> list[Finding]:
     binds_low = "MEMLOCK" in memory.binding
     pinned = (
         f"{show_bytes(memory.automatic)} by itself, {show_bytes(memory.per_rank)} at most "
-        f"({memory.binding}, {local_ranks} ranks)"
+        f"({memory.binding}, {local_ranks} {'rank' if local_ranks == 1 else 'ranks'})"
     )
     findings.append(
         Finding("would be pinned by a rank", pinned, memory.advice if binds_low else "")

@@ -13,7 +13,7 @@ from sparse_kvcm.byte_counts import parse_bytes
 from sparse_kvcm.models import IndexDtype, KvDtype, load_geometry, presets
 from sparse_kvcm.planner import LOCALITIES, Budgets, Plan, find_locality, make_plan
 from sparse_kvcm.sizing.host_memory import host_memory
-from sparse_kvcm.sizing.workload import Workload
+from sparse_kvcm.sizing.workload import MAX_BUDGET, Workload
 
 _KV = ", ".join(get_args(KvDtype))
 _INDEX = ", ".join(get_args(IndexDtype))
@@ -31,8 +31,12 @@ def plan(
     gpu_memory: Annotated[
         str | None, typer.Option(help="Instead: memory of the GPU, of which --weights are taken.")
     ] = None,
-    weights: Annotated[str, typer.Option(help="Weights and activations of a rank.")] = "0",
-    gpu_fraction: Annotated[float, typer.Option(help="Part of the rest that may be used.")] = 0.9,
+    weights: Annotated[
+        str | None, typer.Option(help="Weights and activations of a rank. [default: 0]")
+    ] = None,
+    gpu_fraction: Annotated[
+        float | None, typer.Option(help="Part of the rest that may be used. [default: 0.9]")
+    ] = None,
     host_memory_size: Annotated[
         str | None,
         typer.Option(
@@ -93,9 +97,7 @@ def plan(
     curve = find_locality(locality, workload.geometry.name)
     result = make_plan(workload, budgets, curve, auto_factor=auto)
     if plot is not None:
-        from sparse_kvcm.planner.plot import plot_plan
-
-        plot_plan(result, plot)
+        _plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
@@ -109,15 +111,30 @@ def _to_float(option: str, text: str) -> float:
         raise InvalidArgument(f"[plan] {option} must be a number or auto, got {text!r}") from error
 
 
-def _device_bytes(budget: str | None, memory: str | None, weights: str, fraction: float) -> int:
-    if (budget is None) == (memory is None):
-        raise InvalidArgument("[plan] one of --device-budget and --gpu-memory must be given")
-    if budget is not None:
-        return parse_bytes(budget, "--device-budget")
+def _device_bytes(
+    budget: str | None, memory: str | None, weights: str | None, fraction: float | None
+) -> int:
+    if budget is not None and memory is None and weights is None and fraction is None:
+        size = parse_bytes(budget, "--device-budget")
+        if not 1 <= size <= MAX_BUDGET:
+            raise InvalidArgument(f"[plan] --device-budget must be in [1, 2^60] B, got {size}")
+        return size
+    if memory is None or budget is not None:
+        raise InvalidArgument(
+            "[plan] one of --device-budget and --gpu-memory must be given; --weights and "
+            "--gpu-fraction go with --gpu-memory"
+        )
+    fraction = 0.9 if fraction is None else fraction
     if not 0 < fraction <= 1:
         raise InvalidArgument(f"[plan] --gpu-fraction must be in (0, 1], got {fraction}")
-    left = parse_bytes(str(memory), "--gpu-memory") - parse_bytes(weights, "--weights")
-    return int(left * fraction)
+    total = parse_bytes(memory, "--gpu-memory")
+    used = parse_bytes(weights or "0", "--weights")
+    size = int((total - used) * fraction)
+    if not 1 <= size <= MAX_BUDGET:
+        raise InvalidArgument(
+            f"[plan] --gpu-memory less --weights must be in [1, 2^60] B, got {total} less {used}"
+        )
+    return size
 
 
 def _host_bytes(size: str | None, local_ranks: int) -> int | None:
@@ -128,6 +145,20 @@ def _host_bytes(size: str | None, local_ranks: int) -> int | None:
     if size == "auto":
         return host_memory(local_ranks).automatic
     return parse_bytes(size, "--host-memory") // local_ranks
+
+
+def _plot(result: Plan, path: Path) -> None:
+    from sparse_kvcm.planner.plot import plot_plan
+
+    try:
+        plot_plan(result, path)
+    except InvalidArgument:
+        raise
+    except (OSError, ValueError) as error:  # of the folder, of the format
+        raise InvalidArgument(
+            f"[plan] --plot must be a file that can be written, such as out.png, got "
+            f"{str(path)!r}: {error}"
+        ) from error
 
 
 def _show(result: Plan) -> None:

@@ -13,6 +13,7 @@ from sparse_kvcm.planner import Plan
 def plan_tables(plan: Plan) -> Iterator[Table | str]:
     """The lines and tables of ``sparse-kvcm plan``."""
     workload, budgets = plan.workload, plan.budgets
+    yield from (f"[bold]Warning:[/bold] {warning}" for warning in plan.warnings)
     resident, offload = plan.resident, plan.offload
     yield (
         f"[bold]{workload.geometry.name}[/bold]: requests of {workload.usual_seq_len:,} tokens, "
@@ -39,7 +40,7 @@ def plan_tables(plan: Plan) -> Iterator[Table | str]:
     host = offload.max_batch * offload.host_bytes_per_request
     yield (
         f"Offloaded, gpu_cache_factor {offload.gpu_cache_factor:g}: a row of "
-        f"{offload.row_bytes / 2**20:.1f} MiB, {show_bytes(host)} of host history. "
+        f"{offload.row_bytes / 2**20:.1f} MiB, {show_bytes(host)} of host history a rank. "
         f"{offload.misses_per_step:.0f} misses a selection ({plan.locality.name}), "
         f"{show_bytes(offload.fetch_bytes_per_step)} a step, {offload.fetch_ms_per_step:.1f} ms "
         f"at {budgets.link_gb_s:g} GB/s beside {budgets.step_ms:g} ms of the rest."

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import parse_bytes
 
 Model = TypeVar("Model", bound="ConfigModel")
@@ -19,7 +20,9 @@ def _to_bytes(value: Any) -> Any:
 
 Bytes = Annotated[
     int,
-    Field(gt=0, description="Bytes; in YAML and JSON also a text such as 45.6GB or 64GiB."),
+    Field(
+        gt=0, le=1 << 60, description="Bytes; in YAML and JSON also a text such as 45.6GB or 64GiB."
+    ),
     BeforeValidator(_to_bytes),
 ]
 
@@ -27,7 +30,7 @@ Bytes = Annotated[
 class ConfigModel(BaseModel):
     """A part of the configuration: unknown keys are refused, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
 
     @classmethod
     def from_text(cls: type[Model], text: str) -> Model:
@@ -35,10 +38,16 @@ class ConfigModel(BaseModel):
 
         Raises
         ------
+        InvalidArgument
+            If it is no YAML. It is a ValueError.
         pydantic.ValidationError
             Naming each field that is wrong. It is a ValueError.
         """
-        return cls.model_validate(yaml.safe_load(text))
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidArgument(f"[from_text] text must be YAML or JSON: {error}") from error
+        return cls.model_validate(values)
 
     @classmethod
     def from_file(cls: type[Model], path: str | Path) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sparse_kvcm.config._base import Bytes, ConfigModel
 
@@ -35,6 +35,11 @@ class DeepSeekSparseAttentionConfig(ConfigModel):
     use_cute_dsl_paged_mqa_logits: bool = Field(
         True, description="Kernel of the indexer's logits. Offload does not change the default."
     )
+
+    @model_validator(mode="after")
+    def _name_the_algorithm(self) -> DeepSeekSparseAttentionConfig:
+        self.model_fields_set.add("algorithm")  # it says which class text is read back as
+        return self
 
 
 class DeepSeekV4SparseAttentionConfig(DeepSeekSparseAttentionConfig):

@@ -17,7 +17,7 @@ class KvCacheConfig(ConfigModel):
     tokens_per_block: int | None = Field(
         None, ge=1, le=65536, description="Page in tokens. None: the model's usual one."
     )
-    dtype: KvDtype = Field("fp8", description="Of the units.")
+    dtype: KvDtype = Field("bf16", description="Of the units.")
     index_dtype: IndexDtype = Field("fp8", description="Of the indexer's keys.")
     max_batch_size: int = Field(1, ge=1, le=1 << 20, description="Requests at a time.")
     max_seq_len: int = Field(4096, ge=1, description="Tokens of the longest request.")
@@ -29,7 +29,12 @@ class KvCacheConfig(ConfigModel):
     host_cache_size: Bytes | None = Field(
         None, description="Host bytes of a rank for suspended requests; none without it."
     )
-    max_util_for_resume: float = Field(0.97, gt=0, le=1)
+    max_util_for_resume: float = Field(
+        0.97,
+        ge=0.001,
+        le=1,
+        description="The most of a pool that requests may take when one resumes.",
+    )
     use_kv_cache_manager_v2: bool | Literal["auto"] = "auto"
     enable_block_reuse: bool = Field(False, description="Share pages of equal prefixes.")
     enable_kv_pool_rebalance: bool = Field(False, description="Move memory between pools.")
@@ -67,6 +72,9 @@ class WorkerConfig(ConfigModel):
     cache_transceiver_config: CacheTransceiverConfig | None = None
     generation_only: bool = Field(
         False, description="Decodes only: prompts come in computed. Also Helix workers' flag."
+    )
+    num_batches: int = Field(
+        1, ge=1, le=16, description="Copies of a Batch's buffers: 2 with an overlap scheduler."
     )
     pipeline_parallel_size: int = Field(1, ge=1)
     context_parallel: ContextParallelConfig = ContextParallelConfig()

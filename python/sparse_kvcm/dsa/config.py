@@ -82,7 +82,7 @@ class DsaCacheConfig:
     max_batch_size: int
     max_seq_len: int
     gpu_quota: int
-    kv_dtype: KvDtype = "fp8"
+    kv_dtype: KvDtype = "bf16"
     index_dtype: IndexDtype = "fp8"
     tokens_per_block: int | None = None
     kv_scale: float = 1.0

@@ -31,20 +31,20 @@ def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
         _check_multiple("kv_lora_rank + qk_rope_head_dim", width, 64, kv_dtype)
     elif kv_dtype == "nvfp4_ds_mla":
         _check_multiple("kv_lora_rank", rank, 64, kv_dtype)  # four scales to a row of their matrix
-    return UnitLayout(known)
+    return _layout(known, kv_dtype)
 
 
 def compressed_layout(kv_dtype: KvDtype, head_dim: int, rope: int) -> UnitLayout:
     """The record of a DeepSeek-V4 entry, key and value in one."""
     if kv_dtype == "fp8_ds_mla":
         data = head_dim - rope + 2 * rope
-        return UnitLayout([data, (head_dim - rope) // 64 + 1], page_alignment=data)
+        return _layout([data, (head_dim - rope) // 64 + 1], kv_dtype, page_alignment=data)
     regions = {
         "bf16": [2 * head_dim],
         "fp8": [head_dim],
         "nvfp4": [head_dim // 2, head_dim // 16],
     }
-    return UnitLayout(_known(regions, kv_dtype, "DeepSeek-V4"))
+    return _layout(_known(regions, kv_dtype, "DeepSeek-V4"), kv_dtype)
 
 
 def window_dtype(kv_dtype: KvDtype) -> KvDtype:
@@ -70,6 +70,16 @@ def index_layout(index_dtype: IndexDtype, index_head_dim: int) -> UnitLayout:
     if index_dtype != "bf16":
         _check_multiple("index_head_dim", index_head_dim, 128, index_dtype)
     return UnitLayout(regions[index_dtype])
+
+
+def _layout(regions: list[int], kv_dtype: KvDtype, **options: int) -> UnitLayout:
+    try:
+        return UnitLayout(regions, **options)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"[ModelGeometry] kv_dtype must be one that the model's width can have, got "
+            f"{kv_dtype!r}, a unit of {' + '.join(map(str, regions))} B: {error}"
+        ) from error
 
 
 def _known(regions: dict[str, list[int]], kv_dtype: KvDtype, kind: str) -> list[int]:

@@ -8,15 +8,26 @@ from typing import Any
 from sparse_kvcm._core import InvalidArgument
 
 FUNCTION = "ModelGeometry"
+MOST_LAYERS = 4096
+_MOST = 2**31 - 1
 
 
-def read_int(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """Read a positive integer; a missing or null one is `default`, or refused without one."""
+def read_int(
+    config: Mapping[str, Any],
+    field: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = _MOST,
+) -> int:
+    """Read an integer; a missing or null one is `default`, or refused without one."""
     value = config.get(field)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"[{FUNCTION}] {field} must be an integer >= 1, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidArgument(
+            f"[{FUNCTION}] {field} must be an integer in [{least}, {most}], got {value!r}"
+        )
     return value
 
 

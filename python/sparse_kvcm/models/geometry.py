@@ -12,14 +12,16 @@ the model layer's own id.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sparse_kvcm._core import BufferConfig, InvalidArgument, LayerConfig, UnitLayout
 from sparse_kvcm.models import _dtypes
 from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
-from sparse_kvcm.models._fields import FUNCTION, read_int, read_ints
+from sparse_kvcm.models._fields import FUNCTION, MOST_LAYERS, read_int, read_ints
+
+MAX_TOP_K = 65_535  # a lease has no more cached slots
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class DsaGeometry(ModelGeometry):
     @classmethod
     def from_config(cls, name: str, config: Mapping[str, Any]) -> DsaGeometry:
         """Read a ``deepseek_v32`` or ``glm_moe_dsa`` configuration."""
-        num_layers = read_int(config, "num_hidden_layers")
+        num_layers = read_int(config, "num_hidden_layers", most=MOST_LAYERS)
         groups: list[list[int]] = []
         for layer, is_full in enumerate(_full_indexers(config, num_layers)):
             if is_full:
@@ -195,7 +197,7 @@ class DsaGeometry(ModelGeometry):
             name,
             num_layers,
             tuple(map(tuple, groups)),
-            read_int(config, "index_topk"),
+            read_int(config, "index_topk", most=MAX_TOP_K),
             1,
             read_int(config, "index_head_dim", 128),
             read_int(config, "max_position_embeddings"),
@@ -211,32 +213,22 @@ _INDEX_N_HEADS = {"deepseek_v32": 64, "glm_moe_dsa": 32}
 
 def _full_indexers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Which layers own an indexer: by list, else by pattern, else by frequency and offset."""
-    kinds = config.get("indexer_types")
-    pattern = config.get("index_topk_pattern")
-    if kinds is not None:
-        full = _are_full("indexer_types", kinds, ("full", "shared"))
-    elif pattern is not None:
-        full = _are_full("index_topk_pattern", pattern, ("F", "S"))
-    else:
-        frequency = read_int(config, "index_topk_freq", 1)
-        offset = read_int(config, "index_skip_topk_offset", 2)
-        full = [max(i - offset + 1, 0) % frequency == 0 for i in range(num_layers)]
-    if len(full) < num_layers:
-        raise InvalidArgument(
-            f"[{FUNCTION}] indexer_types or index_topk_pattern must name {num_layers} layers, "
-            f"got {len(full)}"
-        )
-    return full[:num_layers]
-
-
-def _are_full(field: str, kinds: Sequence[object], words: tuple[str, str]) -> list[bool]:
-    for layer, kind in enumerate(kinds):
-        if kind not in words:
+    for field, names in (("indexer_types", ("full", "shared")), ("index_topk_pattern", "FS")):
+        kinds = config.get(field)
+        if kinds is None:
+            continue
+        if not isinstance(kinds, list | str) or any(kind not in names for kind in kinds):
             raise InvalidArgument(
-                f"[{FUNCTION}] {field}[{layer}] must be {words[0]} (owns an indexer) or "
-                f"{words[1]}, got {kind!r}"
+                f"[{FUNCTION}] {field} must be made of {' and '.join(names)}, got {kinds!r}"
             )
-    return [kind == words[0] for kind in kinds]
+        if len(kinds) < num_layers:
+            raise InvalidArgument(
+                f"[{FUNCTION}] {field} must name {num_layers} layers, got {len(kinds)}"
+            )
+        return [kind == names[0] for kind in kinds[:num_layers]]
+    frequency = read_int(config, "index_topk_freq", 1)
+    offset = read_int(config, "index_skip_topk_offset", 2, least=0)
+    return [max(i - offset + 1, 0) % frequency == 0 for i in range(num_layers)]
 
 
 @dataclass(frozen=True)
@@ -291,7 +283,7 @@ class DeepSeekV4Geometry(ModelGeometry):
     @classmethod
     def from_config(cls, name: str, config: Mapping[str, Any]) -> DeepSeekV4Geometry:
         """Read a ``deepseek_v4`` configuration; ratios past its layers belong to MTP layers."""
-        num_layers = read_int(config, "num_hidden_layers")
+        num_layers = read_int(config, "num_hidden_layers", most=MOST_LAYERS)
         ratios = tuple(read_ints(config, "compress_ratios"))
         if len(ratios) < num_layers or not {0, 1, 4, 128}.issuperset(ratios):
             raise InvalidArgument(
@@ -306,7 +298,7 @@ class DeepSeekV4Geometry(ModelGeometry):
             name,
             num_layers,
             groups,
-            read_int(config, "index_topk"),
+            read_int(config, "index_topk", most=MAX_TOP_K),
             4,
             read_int(config, "index_head_dim", 128),
             read_int(config, "max_position_embeddings"),

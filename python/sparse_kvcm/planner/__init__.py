@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sparse_kvcm.config import WorkerConfig
+from typing import TYPE_CHECKING
+
 from sparse_kvcm.models import ModelGeometry
 from sparse_kvcm.planner.locality import LOCALITIES, Locality, find_locality
 from sparse_kvcm.planner.plan import (
+    FACTOR_GRID,
     Budgets,
     FactorPoint,
     OffloadSide,
@@ -17,7 +19,10 @@ from sparse_kvcm.planner.plan import (
     sweep_factors,
 )
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
-from sparse_kvcm.sizing.worker import workload_of
+from sparse_kvcm.sizing.worker import Machine, workload_of
+
+if TYPE_CHECKING:
+    from sparse_kvcm.config import WorkerConfig
 
 __all__ = [
     "LOCALITIES",
@@ -39,7 +44,7 @@ __all__ = [
 def resolve_auto(
     config: WorkerConfig,
     geometry: ModelGeometry,
-    budgets: Budgets,
+    machine: Machine,
     locality: str | None = None,
     ranks: Ranks | None = None,
 ) -> WorkerConfig:
@@ -51,7 +56,7 @@ def resolve_auto(
     ----------
     config : WorkerConfig
     geometry : ModelGeometry
-    budgets : Budgets
+    machine : Machine
     locality : str, optional
         The curve to go by; without it the one nearest to the model.
     ranks : Ranks, optional
@@ -67,11 +72,16 @@ def resolve_auto(
         )
         return config.model_copy(update={"sparse_attention_config": attention})
 
-    ranks = SingleRank() if ranks is None else ranks
-
     def choose() -> float:
-        workload = workload_of(with_factor(2.0), geometry)
+        workload = workload_of(with_factor(FACTOR_GRID[0]), geometry, machine.device)
+        budgets = Budgets(
+            machine.budget(config),
+            offload.host_history_size or machine.host_memory(config).automatic,
+            machine.link_gb_s,
+            max_batch_size=config.kv_cache_config.max_batch_size,
+        )
         return recommend_factor(workload, budgets, find_locality(locality, geometry.name))
 
+    ranks = SingleRank() if ranks is None else ranks
     halves = ranks.minimum([int(2 * on_every_rank(ranks, choose))])
     return with_factor(halves[0] / 2)

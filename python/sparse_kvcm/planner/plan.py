@@ -6,16 +6,17 @@ from a locality curve, and a step that takes `step_ms` plus an unhidden fetch at
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparse_kvcm._core import InvalidArgument, host_row
 from sparse_kvcm.planner.locality import Locality
-from sparse_kvcm.sizing.buffers import arena_bytes, entry_bytes, staging_bytes
+from sparse_kvcm.sizing.buffers import batch_memory, manager_memory
 from sparse_kvcm.sizing.capacity import ADVICE, Capacity, find_capacity, fitting_batch
 from sparse_kvcm.sizing.device import GPU_LEVEL, size_device
 from sparse_kvcm.sizing.host import page_bytes
-from sparse_kvcm.sizing.workload import MAX_CACHED_SLOTS, Workload
+from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, MAX_CACHED_SLOTS, Workload
 
 FACTOR_GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 
@@ -115,6 +116,14 @@ class Plan:
     recommended_gpu_cache_factor: float
 
     @property
+    def warnings(self) -> list[str]:
+        """What the plan leaves out of account, a sentence each."""
+        geometry, length = self.workload.geometry, self.workload.max_seq_len
+        if length <= geometry.max_seq_len:
+            return []
+        return [f"{geometry.name} takes sequences of {geometry.max_seq_len} tokens, not {length}."]
+
+    @property
     def resident_tokens_per_s(self) -> float:
         """Predicted."""
         return 1000 * self.resident.max_batch / self.budgets.step_ms
@@ -133,6 +142,7 @@ class Plan:
             "resident": asdict(self.resident) | {"tokens_per_s": self.resident_tokens_per_s},
             "offload": asdict(self.offload),
             "recommended_gpu_cache_factor": self.recommended_gpu_cache_factor,
+            "warnings": self.warnings,
         }
 
 
@@ -150,8 +160,9 @@ def make_plan(
         Plan with the recommended gpu_cache_factor instead of the workload's.
     """
     for field in ("link_gb_s", "step_ms"):
-        if not getattr(budgets, field) > 0:
-            raise InvalidArgument(f"[make_plan] {field} must be > 0, got {getattr(budgets, field)}")
+        value = getattr(budgets, field)
+        if not 0 < value < math.inf:
+            raise InvalidArgument(f"[make_plan] {field} must be > 0 and finite, got {value}")
     factor = recommend_factor(workload, budgets, locality)
     if auto_factor:
         workload = replace(workload, gpu_cache_factor=factor)
@@ -198,14 +209,29 @@ def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> Of
 
 def row_bytes(workload: Workload) -> int:
     """Device bytes of a lease: slots of all member layers, entries, a clock per group."""
-    one, two = (workload.manager_config(batch, host_pages=1) for batch in (1, 2))
-    return arena_bytes(two) - arena_bytes(one) + entry_bytes(two) - entry_bytes(one)
+    one, two = (manager_memory(workload, batch) for batch in (1, 2))
+    arena = two.arena_bytes - one.arena_bytes  # without the trash page, which all share
+    return arena + two.metadata_bytes - one.metadata_bytes
 
 
 def recommend_factor(workload: Workload, budgets: Budgets, locality: Locality) -> float:
-    """The gpu_cache_factor from `FACTOR_GRID` with the most predicted tokens a second."""
+    """The gpu_cache_factor from `FACTOR_GRID` with the most predicted tokens a second.
+
+    With a max_batch_size it is one with which so many can be seated, if there is any.
+    """
     points = sweep_factors(workload, budgets, locality)
-    return max(points, key=lambda point: point.tokens_per_s).gpu_cache_factor
+    seated = [point for point in points if _seats(workload, budgets, point.gpu_cache_factor)]
+    return max(seated or points, key=lambda point: point.tokens_per_s).gpu_cache_factor
+
+
+def _seats(workload: Workload, budgets: Budgets, factor: float) -> bool:
+    """Whether an offloading worker has leases for max_batch_size requests, whatever they are."""
+    changed = replace(workload, gpu_cache_factor=factor)
+    batch = budgets.max_batch_size or 1
+    if batch > min(changed.most_leases, MAX_BATCH_SIZE):
+        return False
+    one = changed.decode_step(1, changed.max_seq_len)
+    return size_device(changed, budgets.device_bytes, batch, offload=True, pool_batch=one).fits
 
 
 def sweep_factors(workload: Workload, budgets: Budgets, locality: Locality) -> list[FactorPoint]:
@@ -232,8 +258,9 @@ def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
         return None
     request = workload.pages(workload.usual_seq_len) * page_bytes(workload)
     rows = max(1, budgets.host_bytes // request)  # the host holds no more
-    rows = min(rows, budgets.max_batch_size or rows)
-    return max(0, budgets.host_bytes - workload.num_batches * staging_bytes(workload, rows))
+    rows = min(rows, budgets.max_batch_size or rows, workload.most_leases, MAX_BATCH_SIZE)
+    staging = workload.num_batches * batch_memory(workload, rows).staging_bytes
+    return max(0, budgets.host_bytes - staging)
 
 
 def _tokens_per_s(batch: int, fetch_bytes: float, budgets: Budgets) -> float:

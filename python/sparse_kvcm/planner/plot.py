@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparse_kvcm._core import NotAvailable
+from sparse_kvcm._core import InvalidArgument, NotAvailable
 from sparse_kvcm.planner.plan import Plan, sweep_factors
 
 
@@ -16,6 +16,8 @@ def plot_plan(plan: Plan, path: str | Path) -> None:
     NotAvailable
         Without matplotlib.
     """
+    if not Path(path).suffix:
+        raise InvalidArgument(f"[plot_plan] path must end in .png, .pdf or .svg, got {str(path)!r}")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

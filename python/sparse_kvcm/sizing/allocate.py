@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from sparse_kvcm._core import Batch, InvalidState, KvCacheManager, Storage
 from sparse_kvcm.sizing.device import GPU_LEVEL, HOST_LEVEL
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
@@ -55,6 +53,8 @@ def _allocate(sizing: WorkerSizing) -> Allocation:
             for _ in range(workload.num_batches)
         ]
     if workload.device == "cpu":
+        import numpy as np  # not for those who only plan
+
         allocation.engine = [
             {
                 spec.name: np.zeros((*spec.shape, spec.item_bytes), np.uint8)
@@ -66,10 +66,7 @@ def _allocate(sizing: WorkerSizing) -> Allocation:
 
 
 def measure(allocation: Allocation) -> dict[str, int]:
-    """Bytes that are really there, by the parts of a sizing, with "pools" and "host history".
-
-    "batch buffers" is left out: a Batch does not tell its bytes.
-    """
+    """Bytes that are really there, by the parts of a sizing, with "pools" and "host history"."""
     parts = {"pools": allocation.storage.get_num_bytes(GPU_LEVEL)}
     if len(allocation.storage.config.cache_tiers) > HOST_LEVEL:
         parts["host cache"] = allocation.storage.get_num_bytes(HOST_LEVEL)
@@ -78,6 +75,9 @@ def measure(allocation: Allocation) -> dict[str, int]:
         parts["arena"] = use.arena_bytes
         parts["entries"] = use.metadata_bytes
         parts["host history"] = use.host_bytes
+        parts["batch buffers"] = sum(
+            batch.memory_use().device_bytes for batch in allocation.batches
+        )
     if allocation.engine:
         parts["attention buffers"] = sum(
             array.nbytes for arrays in allocation.engine for array in arrays.values()

@@ -1,7 +1,6 @@
 """Device memory beside the pools: the arena, its metadata, Batches, and what an engine adds.
 
-Page and row sizes are asked of the native layouts. The list of arrays in a Batch repeats
-BatchMemory in cpp/src/manager, and a test holds it against the addresses of a real Batch.
+What the native code allocates is asked of the native code; here are only the engine's own arrays.
 """
 
 from __future__ import annotations
@@ -9,14 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse_kvcm._core import KvCacheManagerConfig, StorageLayout
+from sparse_kvcm._core import (
+    BatchMemoryUse,
+    MemoryUse,
+    StorageLayout,
+    planned_batch_memory,
+    planned_memory,
+)
 from sparse_kvcm.sizing.workload import Workload
 
 KV_TILE = 128  # rows that attention on NVFP4 reads at once
-_ALIGNMENT = 256  # of the arrays of a Batch
-_WORD = 4  # int32, uint32, an entry
-_ROW_STATE = 8 * _WORD
-_STEP_STATE = 2 * _WORD
+_WORD = 4  # int32
 
 
 @dataclass(frozen=True)
@@ -33,42 +35,15 @@ class BufferSpec:
         return math.prod(self.shape) * self.item_bytes
 
 
-def arena_bytes(config: KvCacheManagerConfig) -> int:
-    """Leases of all member layers, the trash page included."""
-    pages = config.arena_pages + 1
-    return sum(
-        pages * group.layout.page_bytes(config.units_per_page) * len(group.layers)
-        for group in config.groups
-    )
+def manager_memory(workload: Workload, batch: int) -> MemoryUse:
+    """What the arena and its metadata take for `batch` requests, as the manager allocates it."""
+    return planned_memory(workload.manager_config(batch, host_pages=1))
 
 
-def entry_bytes(config: KvCacheManagerConfig) -> int:
-    """Entries of all slots and clocks of all leases, per selection group."""
-    slots = config.arena_pages * config.units_per_page
-    return len(config.groups) * (slots + config.max_leases) * _WORD
-
-
-def batch_bytes(config: KvCacheManagerConfig, max_rows: int, max_units: int) -> int:
-    """One Batch: row states, the page table, error words, resolve's outputs of all groups."""
-    groups = len(config.groups)
-    pages = math.ceil(max_units / config.units_per_page)
-    sizes = [
-        max_rows * _ROW_STATE,
-        max_rows * pages * _WORD,
-        _STEP_STATE,
-        (groups * max_rows + 1 + 2 * groups) * _WORD,
-    ]
-    for group in config.groups:
-        words = [group.top_k, config.max_new_units, group.top_k, group.top_k, 1, 1, 1]
-        sizes += [max_rows * count * _WORD for count in words]
-    return sum(_round_up(size, _ALIGNMENT) for size in sizes)
-
-
-def staging_bytes(workload: Workload, max_rows: int) -> int:
-    """Pinned host memory of a Batch's uploads: two chunks, a power of two each."""
-    pages = math.ceil(workload.max_units / workload.units_per_page)
-    upload = max(64 << 10, max_rows * (_ROW_STATE + pages * _WORD))
-    return 2 * (1 << (upload - 1).bit_length())
+def batch_memory(workload: Workload, max_rows: int) -> BatchMemoryUse:
+    """What a Batch of so many rows takes of the device, and of pinned memory for staging."""
+    config = workload.manager_config(max_rows, host_pages=1)
+    return planned_batch_memory(config, max_rows, workload.max_units)
 
 
 def engine_buffers(

@@ -8,7 +8,7 @@ from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import show_bytes
 from sparse_kvcm.sizing.device import DeviceSizing, max_batch, size_device
 from sparse_kvcm.sizing.host import HostSizing, page_bytes
-from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
+from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, MAX_BUDGET, Workload
 
 ADVICE = {
     "arena": "lower gpu_cache_factor or raise the device budget",
@@ -127,8 +127,8 @@ def check_fits(sizing: DeviceSizing, host: HostSizing | None) -> None:
 
 def _search_limit(workload: Workload, budget: int, max_batch_size: int | None) -> int:
     """One more than the operator's limit, so that it alone is seen to bind."""
-    if budget < 1:
-        raise InvalidArgument(f"[find_capacity] budget must be >= 1 B, got {budget}")
+    if not 1 <= budget <= MAX_BUDGET:
+        raise InvalidArgument(f"[find_capacity] budget must be in [1, {MAX_BUDGET}], got {budget}")
     if max_batch_size is not None and max_batch_size < 1:
         raise InvalidArgument(f"[find_capacity] max_batch_size must be >= 1, got {max_batch_size}")
     most = min(MAX_BATCH_SIZE, workload.most_leases)

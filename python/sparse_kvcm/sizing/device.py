@@ -14,6 +14,7 @@ from sparse_kvcm._core import (
     BatchDesc,
     CacheTier,
     CacheTierConfig,
+    InvalidArgument,
     KvCacheDesc,
     LayerConfig,
     StorageConfig,
@@ -22,15 +23,15 @@ from sparse_kvcm._core import (
 from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.buffers import (
     BufferSpec,
-    arena_bytes,
-    batch_bytes,
+    batch_memory,
     engine_buffers,
-    entry_bytes,
+    manager_memory,
 )
 from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
 
 GPU_LEVEL = 0
 HOST_LEVEL = 1
+MAX_FLOOR = 1 << 62  # more than any budget
 # Parts that grow with the batch and are no pools, in the order of reports.
 FIXED_PARTS = ("arena", "entries", "batch buffers", "attention buffers")
 
@@ -81,8 +82,13 @@ class DeviceSizing:
 
     @property
     def pool_floor(self) -> int:
-        """The least that the pools take for this batch."""
-        return 0 if self.layout is None else self.layout.min_quota(GPU_LEVEL)
+        """The least that the pools take for this batch; `MAX_FLOOR` if slots lack numbers."""
+        if self.layout is None:
+            return 0
+        try:
+            return self.layout.min_quota(GPU_LEVEL)
+        except InvalidArgument:
+            return MAX_FLOOR
 
     @property
     def fits(self) -> bool:
@@ -141,10 +147,10 @@ def size_device(
     copies = workload.num_batches
     fixed = {"attention buffers": copies * sum(spec.num_bytes for spec in engine)}
     if offload:
-        manager = workload.manager_config(batch, host_pages=1)
-        fixed["arena"] = arena_bytes(manager)
-        fixed["entries"] = entry_bytes(manager)
-        fixed["batch buffers"] = copies * batch_bytes(manager, batch, workload.max_units)
+        manager = manager_memory(workload, batch)
+        fixed["arena"] = manager.arena_bytes
+        fixed["entries"] = manager.metadata_bytes
+        fixed["batch buffers"] = copies * batch_memory(workload, batch).device_bytes
     fixed = {part: fixed[part] for part in FIXED_PARTS if part in fixed}
     quota = _whole_granules(workload, budget - sum(fixed.values()), offload=offload)
     storage = None
@@ -196,9 +202,10 @@ def pool_tokens(sizing: DeviceSizing) -> int:
 
 
 def quota_for_tokens(sizing: DeviceSizing, tokens: int) -> int:
-    """The least quota of pools that hold so many tokens: tokens to quota."""
+    """The least quota of pools that hold so many tokens, in whole pages: tokens to quota."""
     longest = sizing.workload.usual_seq_len
-    whole, rest = divmod(tokens, longest)
+    pages = sizing.workload.pages(longest)
+    whole, rest = divmod(tokens, pages * sizing.workload.tokens_per_block)
     requests = [KvCacheDesc(longest, longest - 1)] * whole
     requests += [KvCacheDesc(rest, rest - 1)] if rest else []
     config = _pool_config(

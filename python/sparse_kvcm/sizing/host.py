@@ -14,12 +14,14 @@ from sparse_kvcm._core import (
     InvalidArgument,
     StorageConfig,
     StorageLayout,
+    planned_memory,
+    sparse_backing_medium,
 )
 from sparse_kvcm.byte_counts import show_bytes
-from sparse_kvcm.sizing.buffers import staging_bytes
+from sparse_kvcm.sizing.buffers import batch_memory
 from sparse_kvcm.sizing.device import HOST_LEVEL
 from sparse_kvcm.sizing.host_memory import HostMemory
-from sparse_kvcm.sizing.workload import Workload
+from sparse_kvcm.sizing.workload import MAX_HISTORY_PAGES, Workload
 
 FUNCTION = "size_host"
 
@@ -50,7 +52,7 @@ class HostSizing:
 
     @property
     def history_bytes(self) -> int:
-        """What the manager pins."""
+        """What the manager pins; each pool's last page of the system may be used in part."""
         return self.pages * self.page_bytes
 
     @property
@@ -85,7 +87,7 @@ def size_host(
         If the size is below the floor, or more than may be pinned. Names the size needed or the
         limit, and what to change.
     """
-    staging = workload.num_batches * staging_bytes(workload, batch)
+    staging = workload.num_batches * batch_memory(workload, batch).staging_bytes
     wanted = batch * workload.pages(workload.usual_seq_len) * page_bytes(workload) + staging
     floor = history_floor(workload) + staging
     if host_history_size is None:
@@ -111,13 +113,13 @@ def size_host(
                 f"{memory.binding} leaves to each of {memory.local_ranks} local ranks, got {size}; "
                 f"{memory.advice}, or lower it"
             )
-    pages = (size - staging) // page_bytes(workload)
+    pages = min(MAX_HISTORY_PAGES, (size - staging) // page_bytes(workload))
     return HostSizing(pages, page_bytes(workload), staging, floor, host_history_size is None)
 
 
 def page_bytes(workload: Workload) -> int:
     """Bytes of one page of history, all selection groups together."""
-    return sum(StorageLayout(_history_config(workload, 1)).pool_groups[0].slot_bytes)
+    return planned_memory(workload.manager_config(batch=1, host_pages=1)).host_bytes
 
 
 def history_floor(workload: Workload) -> int:
@@ -128,7 +130,14 @@ def history_floor(workload: Workload) -> int:
     quota = 1
     while True:  # granules grow with the quota
         layout = StorageLayout(_history_config(workload, quota))
-        bytes_needed = layout.get_num_bytes(0, layout.min_slots()[0])
+        pages = layout.min_slots()[0]
+        if pages > MAX_HISTORY_PAGES:
+            raise InvalidArgument(
+                f"[{FUNCTION}] max_seq_len must be one whose pages at max_util_for_resume number "
+                f"{MAX_HISTORY_PAGES} at most, got {pages} pages of {workload.tokens_per_block} "
+                f"tokens; raise tokens_per_block or max_util_for_resume"
+            )
+        bytes_needed = layout.get_num_bytes(0, pages)
         bytes_needed += layout.granule_bytes(HOST_LEVEL) * len(layout.pool_groups[0].slot_bytes)
         if bytes_needed <= quota:
             return bytes_needed
@@ -140,7 +149,7 @@ def _history_config(workload: Workload, quota: int) -> StorageConfig:
     return StorageConfig(
         cache_tiers=[
             CacheTierConfig(CacheTier.GPU_MEM, 1),
-            CacheTierConfig(CacheTier.HOST_MEM, quota),
+            CacheTierConfig(sparse_backing_medium(), quota),
         ],
         layers=geometry.sparse_layers(workload.tokens_per_block, workload.kv_dtype),
         selection_groups=workload.selection_groups(),

@@ -75,8 +75,8 @@ class TorchRanks:
 def on_every_rank(ranks: Ranks, work: Callable[[], T]) -> T:
     """Do `work`, and raise on every rank if it failed on one.
 
-    Collective. A rank whose own work failed raises its own exception; the others raise
-    `OtherRankError` with the first failure's rank and words.
+    Collective. A rank whose own work failed raises its own exception; the others drop their result
+    and raise `OtherRankError` with the first failure's rank and words.
     """
     result: T
     error: Exception | None = None
@@ -89,5 +89,6 @@ def on_every_rank(ranks: Ranks, work: Callable[[], T]) -> T:
         raise error
     for rank, message in enumerate(failures):
         if message:
+            del result  # the exception keeps this frame, and with it what was allocated
             raise OtherRankError(f"[on_every_rank] rank {rank} failed: {message}")
     return result

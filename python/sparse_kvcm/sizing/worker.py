@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, KvCacheManagerConfig
-from sparse_kvcm.config import WorkerConfig, check_gates
 from sparse_kvcm.models import ModelGeometry
 from sparse_kvcm.sizing.capacity import Capacity, check_fits, find_capacity
 from sparse_kvcm.sizing.device import DeviceSizing, pool_tokens, quota_for_tokens, size_device
 from sparse_kvcm.sizing.host import HostSizing, size_host
 from sparse_kvcm.sizing.host_memory import HostMemory, host_memory
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
-from sparse_kvcm.sizing.workload import Workload
+from sparse_kvcm.sizing.workload import MAX_BUDGET, Workload
+
+if TYPE_CHECKING:
+    from sparse_kvcm.config import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,17 @@ class Machine:
     Attributes
     ----------
     device_budget : int
-        Free device bytes for the KV cache; ``max_gpu_total_bytes`` may lower it.
+        Free device bytes for the KV cache, at most 2^60; ``max_gpu_total_bytes`` may lower it.
     device : str
     compute_capability : tuple of int, optional
         Of the GPU; None on the CPU.
     host : HostMemory, optional
-        Measured where it is needed without it.
+        Of the whole machine; measured where it is needed without it. The configuration says how
+        many ranks share it.
     shares_host_memory : bool
         An integrated GPU: the device budget is no longer there for the host.
+    link_gb_s : float
+        Host to device, in 10^9 bytes a second: what a ``gpu_cache_factor`` of ``auto`` goes by.
     """
 
     device_budget: int
@@ -37,11 +43,26 @@ class Machine:
     compute_capability: tuple[int, int] | None = None
     host: HostMemory | None = None
     shares_host_memory: bool = False
+    link_gb_s: float = 50.0
 
-    def host_memory(self, local_ranks: int, budget: int) -> HostMemory:
-        """What the host has besides `budget` bytes of device memory of each rank."""
-        memory = self.host or host_memory(local_ranks)
-        return memory.without(budget) if self.shares_host_memory else memory
+    def __post_init__(self) -> None:
+        budget = self.device_budget
+        if not isinstance(budget, int) or not 0 <= budget <= MAX_BUDGET:
+            raise InvalidArgument(
+                f"[Machine] device_budget must be an integer in [0, {MAX_BUDGET}], got {budget!r}"
+            )
+
+    def budget(self, config: WorkerConfig) -> int:
+        """Device bytes that the configuration lets this rank use."""
+        return min(
+            self.device_budget, config.kv_cache_config.max_gpu_total_bytes or self.device_budget
+        )
+
+    def host_memory(self, config: WorkerConfig) -> HostMemory:
+        """What the host has for the ranks, on an integrated GPU besides their device budgets."""
+        measured = self.host or host_memory(config.local_ranks)
+        memory = replace(measured, local_ranks=config.local_ranks)
+        return memory.without(self.budget(config)) if self.shares_host_memory else memory
 
 
 @dataclass(frozen=True)
@@ -85,7 +106,8 @@ def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cp
         factor,
         kv.max_util_for_resume,
         kv.host_cache_size or 0,
-        device=device,
+        config.num_batches,
+        device,
     )
 
 
@@ -95,24 +117,22 @@ def size_worker(
     machine: Machine,
     ranks: Ranks | None = None,
 ) -> WorkerSizing:
-    """Check the gates, size this rank, and settle on what all ranks can have.
+    """Size this rank, and settle on what all ranks can have.
 
-    A collective call: every rank of `ranks` makes it, and if it fails on one it fails on all.
+    `BaseKvCacheManager` has checked the gates. A collective call: every rank of `ranks` makes it,
+    and if it fails on one it fails on all.
 
     Raises
     ------
-    InvalidArgument, NotImplementedError
-        For a configuration that cannot be, naming the field and its bound.
+    InvalidArgument
+        For a size that cannot be, naming the field and its bound.
     OtherRankError
         If the failure was another rank's.
     """
     ranks = SingleRank() if ranks is None else ranks
-    device, host = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
-    tokens, host_pages = ranks.minimum([pool_tokens(device), 0 if host is None else host.pages])
-    quota = device.pool_quota
-    if tokens < pool_tokens(device):
-        # Both maps round, so the way back may give more than there was: the first quota caps it.
-        quota = min(quota, max(device.pool_floor, quota_for_tokens(device, tokens)))
+    device, host, own = on_every_rank(ranks, lambda: _size_rank(config, geometry, machine))
+    tokens, host_pages = ranks.minimum([own, 0 if host is None else host.pages])
+    quota = on_every_rank(ranks, lambda: _quota_of(device, own, tokens))
     (quota,) = ranks.minimum([quota])  # granules, too, follow from a rank's quota
     if host is not None:
         host = replace(host, pages=host_pages)
@@ -121,11 +141,11 @@ def size_worker(
 
 def _size_rank(
     config: WorkerConfig, geometry: ModelGeometry, machine: Machine
-) -> tuple[DeviceSizing, HostSizing | None]:
-    check_gates(config, machine.compute_capability)
+) -> tuple[DeviceSizing, HostSizing | None, int]:
+    """What this rank alone would have, and the tokens that its pools would hold."""
     kv = config.kv_cache_config
     workload = workload_of(config, geometry, machine.device)
-    budget = min(machine.device_budget, kv.max_gpu_total_bytes or machine.device_budget)
+    budget = machine.budget(config)
     # The pools hold one request of max_seq_len at least; what they hold of max_batch_size is the
     # scheduler's matter, and the capacity report's.
     one = workload.decode_step(1, workload.max_seq_len)
@@ -135,7 +155,7 @@ def _size_rank(
     host = None
     cache = device.host_cache_bytes
     if cache or config.offloads:
-        memory = machine.host_memory(config.local_ranks, budget)
+        memory = machine.host_memory(config)
         if cache > memory.per_rank:
             raise InvalidArgument(
                 f"[size_worker] host_cache_size must be <= {memory.per_rank} B, what "
@@ -147,7 +167,15 @@ def _size_rank(
         size = config.sparse_attention_config.kv_cache_offload_config.host_history_size
         host = size_host(workload, kv.max_batch_size, memory, host_history_size=size)
     check_fits(device, host)
-    return device, host
+    return device, host, pool_tokens(device)
+
+
+def _quota_of(device: DeviceSizing, own: int, agreed: int) -> int:
+    """The pools' quota for the tokens that all ranks can have."""
+    if agreed >= own:
+        return device.pool_quota
+    # Both maps round, so the way back may give more than there was: the first quota caps it.
+    return min(device.pool_quota, max(device.pool_floor, quota_for_tokens(device, agreed)))
 
 
 def _settle(device: DeviceSizing, host: HostSizing | None, quota: int) -> WorkerSizing:

@@ -21,6 +21,9 @@ MAX_UNITS = 2**24 - 1
 MAX_CACHED_SLOTS = 65_535
 MAX_SLOTS = 2**31 - 1
 MAX_BATCH_SIZE = 1 << 20
+MAX_HISTORY_PAGES = 2**31 - 1
+MAX_BUDGET = 1 << 60  # bytes, the most of a tier
+LEAST_UTIL = 0.001
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Workload:
 
     geometry: ModelGeometry
     max_seq_len: int
-    kv_dtype: KvDtype = "fp8"
+    kv_dtype: KvDtype = "bf16"
     index_dtype: IndexDtype = "fp8"
     avg_seq_len: int | None = None
     tokens_per_block: int = 0
@@ -64,16 +67,25 @@ class Workload:
     def __post_init__(self) -> None:
         if self.tokens_per_block == 0:
             object.__setattr__(self, "tokens_per_block", self.geometry.tokens_per_block)
+        _check("tokens_per_block", self.tokens_per_block, 1, 65_536)
         self.geometry.check_page(self.tokens_per_block, self.kv_dtype)
+        self.geometry.unit_layout(self.kv_dtype)
+        self.geometry.index_layout(self.index_dtype)
         _check("max_seq_len", self.max_seq_len, 1, MAX_UNITS * self.geometry.tokens_per_unit)
         _check("avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
         _check("num_batches", self.num_batches, 1, 16)
-        if not 1 <= self.gpu_cache_factor <= MAX_CACHED_SLOTS / self.geometry.top_k:
+        if not LEAST_UTIL <= self.max_util_for_resume <= 1:
             raise InvalidArgument(
-                f"[{FUNCTION}] gpu_cache_factor must be in [1, {MAX_CACHED_SLOTS} slots / top_k "
-                f"{self.geometry.top_k}], got {self.gpu_cache_factor}"
+                f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL}, 1], "
+                f"got {self.max_util_for_resume}"
             )
-        _check("cached slots of gpu_cache_factor", self.cached_slots, 1, MAX_CACHED_SLOTS)
+        most = MAX_CACHED_SLOTS // self.units_per_page * self.units_per_page / self.geometry.top_k
+        if not 1 <= self.gpu_cache_factor <= most:
+            raise InvalidArgument(
+                f"[{FUNCTION}] gpu_cache_factor must be in [1, {most:g}], which is "
+                f"{MAX_CACHED_SLOTS} cached slots in whole pages of {self.units_per_page} units by "
+                f"top-k {self.geometry.top_k}, got {self.gpu_cache_factor}"
+            )
 
     @property
     def usual_seq_len(self) -> int:
@@ -124,7 +136,7 @@ class Workload:
 
     def manager_config(self, batch: int, host_pages: int) -> KvCacheManagerConfig:
         """A manager for `batch` requests at a time with `host_pages` pages of history."""
-        _check("max_batch_size", batch, 1, MAX_BATCH_SIZE)
+        _check("max_batch_size", batch, 1, min(MAX_BATCH_SIZE, self.most_leases))
         return KvCacheManagerConfig(
             groups=self.selection_groups(),
             cached_slots=self.cached_slots,
@@ -166,5 +178,7 @@ def _decode_step(batch: int, tokens: int) -> BatchDesc:
 
 
 def _check(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidArgument(f"[{FUNCTION}] {field} must be in [{low}, {high}], got {value}")
+    if not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgument(
+            f"[{FUNCTION}] {field} must be an integer in [{low}, {high}], got {value!r}"
+        )

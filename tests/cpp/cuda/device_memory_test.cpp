@@ -8,8 +8,12 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <deque>
+#include <map>
 #include <new>
+#include <set>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cuda/virtual_memory.hpp"
@@ -17,88 +21,205 @@
 namespace sparse_kvcm::testing {
 namespace {
 
-// What cuMemCreate answers, call by call, and what it was asked. A plain function has no state of
-// its own.
+constexpr std::size_t kGranule = 4096;
+constexpr CUdeviceptr kBase = 64 * kGranule;
+
+// What the driver has, and what it was asked. A plain function has no state of its own.
 struct Driver {
-  std::vector<CUresult> answers;
-  std::vector<CUmemAllocationProp> asked;
-  std::vector<std::size_t> sizes;
+  std::map<std::string, std::deque<CUresult>> answers;  // to the next calls; then what is right
+  std::string calls;                                    // their first letters, and R for release
+  std::vector<int> reachable;                           // by network cards: as asked, by call
+  std::vector<std::size_t> alignments;
+  std::set<CUmemGenericAllocationHandle> handles;
+  std::map<CUdeviceptr, std::size_t> mapped;  // as cuMemMap did
+  bool one_at_a_time = false;                 // unmaps nothing else
+
+  CUresult answer(const std::string& call, char letter) {
+    calls += letter;
+    std::deque<CUresult>& next = answers[call];
+    if (next.empty()) return CUDA_SUCCESS;
+    const CUresult result = next.front();
+    next.pop_front();
+    return result;
+  }
+  // Pieces that begin in the range if they fill it, else 0.
+  [[nodiscard]] std::size_t pieces(CUdeviceptr begin, std::size_t bytes) const {
+    std::size_t count = 0;
+    CUdeviceptr at = begin;
+    for (auto piece = mapped.find(begin); piece != mapped.end() && piece->first == at; ++piece) {
+      at += piece->second;
+      ++count;
+      if (at == begin + bytes) return count;
+    }
+    return 0;
+  }
 };
 Driver* driver = nullptr;
 
-CUresult CUDAAPI create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
-                        const CUmemAllocationProp* properties, unsigned long long flags) {
-  EXPECT_EQ(flags, 0U);
-  const CUresult answer = driver->answers.at(driver->asked.size());
-  driver->asked.push_back(*properties);
-  driver->sizes.push_back(bytes);
-  *handle = 100 + driver->asked.size();
-  return answer;
+CUresult CUDAAPI get_granularity(std::size_t* granularity, const CUmemAllocationProp* wanted,
+                                 CUmemAllocationGranularity_flags) {
+  driver->reachable.push_back(wanted->allocFlags.gpuDirectRDMACapable);
+  *granularity = kGranule;
+  return driver->answer("granularity", 'g');
 }
+CUresult CUDAAPI reserve(CUdeviceptr* address, std::size_t, std::size_t alignment, CUdeviceptr,
+                         unsigned long long) {
+  driver->alignments.push_back(alignment);
+  *address = kBase;
+  return driver->answer("reserve", 'r');
+}
+CUresult CUDAAPI create(CUmemGenericAllocationHandle* handle, std::size_t,
+                        const CUmemAllocationProp* wanted, unsigned long long) {
+  EXPECT_EQ(wanted->type, CU_MEM_ALLOCATION_TYPE_PINNED);
+  EXPECT_EQ(wanted->location.type, CU_MEM_LOCATION_TYPE_DEVICE);
+  EXPECT_EQ(wanted->location.id, 3);
+  driver->reachable.push_back(wanted->allocFlags.gpuDirectRDMACapable);
+  const CUresult result = driver->answer("create", 'c');
+  *handle = driver->calls.size();
+  if (result == CUDA_SUCCESS) driver->handles.insert(*handle);
+  return result;
+}
+CUresult CUDAAPI release(CUmemGenericAllocationHandle handle) {
+  EXPECT_EQ(driver->handles.erase(handle), 1U);
+  return driver->answer("release", 'R');
+}
+CUresult CUDAAPI map(CUdeviceptr address, std::size_t bytes, std::size_t,
+                     CUmemGenericAllocationHandle handle, unsigned long long) {
+  EXPECT_EQ(driver->handles.count(handle), 1U);
+  const CUresult result = driver->answer("map", 'm');
+  if (result != CUDA_SUCCESS) return result;
+  EXPECT_TRUE(driver->mapped.emplace(address, bytes).second);
+  return result;
+}
+CUresult CUDAAPI unmap(CUdeviceptr address, std::size_t bytes) {
+  const std::size_t pieces = driver->pieces(address, bytes);
+  EXPECT_GT(pieces, 0U);
+  driver->calls += 'u';
+  if (pieces == 0 || (pieces > 1 && driver->one_at_a_time)) return CUDA_ERROR_INVALID_VALUE;
+  driver->mapped.erase(driver->mapped.lower_bound(address),
+                       driver->mapped.lower_bound(address + bytes));
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* access,
+                            std::size_t count) {
+  EXPECT_GT(driver->pieces(address, bytes), 0U);
+  EXPECT_EQ(count, 1U);
+  EXPECT_EQ(access->location.id, 3);
+  EXPECT_EQ(access->flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  return driver->answer("access", 'a');
+}
+
+constexpr VirtualMemoryApi kApi{&reserve, nullptr, &create,     &release,
+                                &map,     &unmap,  &set_access, &get_granularity};
 
 class DeviceMemoryTest : public ::testing::Test {
  protected:
   DeviceMemoryTest() { driver = &driver_; }
-  ~DeviceMemoryTest() override { driver = nullptr; }
-
-  // Whether each call asked for memory that network cards reach.
-  [[nodiscard]] std::vector<int> reachable() const {
-    std::vector<int> wanted;
-    for (const CUmemAllocationProp& asked : driver_.asked) {
-      wanted.push_back(asked.allocFlags.gpuDirectRDMACapable);
-    }
-    return wanted;
+  ~DeviceMemoryTest() override {
+    EXPECT_TRUE(driver_.handles.empty());
+    driver = nullptr;
   }
+  static std::byte* at(std::size_t granule) {
+    return reinterpret_cast<std::byte*>(kBase + granule * kGranule);
+  }
+  static constexpr CUresult kRefusals[] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 
   Driver driver_;
-  DeviceMemoryMaker maker_{&create, 3};
 };
 
-TEST_F(DeviceMemoryTest, IsPinnedMemoryOfTheDeviceThatNetworkCardsReach) {
-  driver_.answers = {CUDA_SUCCESS};
-  EXPECT_EQ(maker_.make(4096), 101U);
-  EXPECT_EQ(reachable(), std::vector<int>{1});
-  EXPECT_EQ(driver_.sizes, std::vector<std::size_t>{4096});
-  EXPECT_EQ(driver_.asked[0].type, CU_MEM_ALLOCATION_TYPE_PINNED);
-  EXPECT_EQ(driver_.asked[0].location.type, CU_MEM_LOCATION_TYPE_DEVICE);
-  EXPECT_EQ(driver_.asked[0].location.id, 3);
+TEST_F(DeviceMemoryTest, EveryGranuleIsMemoryOfItsOwnAndAllAreOpenedAtOnce) {
+  VirtualMemory memory(kApi, 3);
+  EXPECT_EQ(memory.granularity(), kGranule);
+  memory.map(at(0), 3 * kGranule, kGranule);
+  EXPECT_EQ(driver_.calls, "gcmRcmRcmRa");
+  EXPECT_EQ(driver_.reachable, std::vector<int>(4, 1));
+  EXPECT_EQ(driver_.mapped.size(), 3U);
+  memory.unmap(at(2), kGranule, kGranule);
+  memory.unmap(at(0), 2 * kGranule, kGranule);
+  EXPECT_EQ(driver_.calls, "gcmRcmRcmRauu");
+  EXPECT_TRUE(driver_.mapped.empty());
 }
 
 TEST_F(DeviceMemoryTest, ADriverThatRefusesThePropertyGivesOrdinaryMemoryAndIsNotAskedAgain) {
-  for (const CUresult refusal : {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED}) {
-    driver_ = {{refusal, CUDA_SUCCESS, CUDA_SUCCESS}, {}, {}};
-    DeviceMemoryMaker maker(&create, 0);
-    EXPECT_EQ(maker.make(1), 102U);
-    EXPECT_EQ(maker.make(2), 103U);
-    EXPECT_EQ(reachable(), (std::vector<int>{1, 0, 0}));
-    EXPECT_EQ(driver_.sizes, (std::vector<std::size_t>{1, 1, 2}));
+  for (const CUresult refusal : kRefusals) {
+    driver_ = {};
+    driver_.answers["create"] = {CUDA_SUCCESS, refusal};
+    VirtualMemory memory(kApi, 3);
+    memory.map(at(0), 3 * kGranule, kGranule);
+    memory.map(at(3), kGranule, kGranule);
+    EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 1, 1, 0, 0, 0}));
+    EXPECT_EQ(driver_.mapped.size(), 4U);
+  }
+}
+
+TEST_F(DeviceMemoryTest, AGranularityThatIsRefusedWithThePropertyIsThatOfOrdinaryMemory) {
+  for (const CUresult refusal : kRefusals) {
+    driver_ = {};
+    driver_.answers["granularity"] = {refusal};
+    VirtualMemory memory(kApi, 3);
+    EXPECT_EQ(memory.granularity(), kGranule);
+    memory.map(at(0), kGranule, kGranule);
+    EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 0, 0}));
+  }
+}
+
+TEST_F(DeviceMemoryTest, AnAlignmentThatIsRefusedIsLeftToTheDriver) {
+  VirtualMemory memory(kApi, 3);
+  for (const CUresult refusal : kRefusals) {
+    driver_.answers["reserve"] = {refusal};
+    EXPECT_EQ(memory.reserve(8 * kGranule, 8 * kGranule), at(0));
+  }
+  EXPECT_EQ(driver_.alignments, (std::vector<std::size_t>{8 * kGranule, 0, 8 * kGranule, 0}));
+}
+
+TEST_F(DeviceMemoryTest, ADriverThatUnmapsOneMappingAtATimeIsAskedForEach) {
+  VirtualMemory memory(kApi, 3);
+  memory.map(at(0), 4 * kGranule, kGranule);
+  driver_.one_at_a_time = true;
+  memory.unmap(at(1), 3 * kGranule, kGranule);
+  EXPECT_EQ(driver_.mapped, (std::map<CUdeviceptr, std::size_t>{{kBase, kGranule}}));
+}
+
+TEST_F(DeviceMemoryTest, WhateverFailsOnTheWayNothingStaysMapped) {
+  const std::vector<CUresult> at_third{CUDA_SUCCESS, CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY};
+  const std::map<std::string, std::vector<CUresult>> faults{
+      {"create", at_third}, {"map", at_third}, {"access", {CUDA_ERROR_OUT_OF_MEMORY}}};
+  for (const auto& [call, answers] : faults) {
+    driver_ = {};
+    VirtualMemory memory(kApi, 3);
+    driver_.answers[call] = {answers.begin(), answers.end()};
+    EXPECT_THROW(memory.map(at(0), 4 * kGranule, kGranule), std::bad_alloc) << call;
+    EXPECT_TRUE(driver_.mapped.empty()) << call;
+    EXPECT_EQ(driver_.reachable.back(), 1) << "a lack of memory is no reason to ask for less";
+    memory.map(at(0), 4 * kGranule, kGranule);
+    EXPECT_EQ(driver_.mapped.size(), 4U) << call;
   }
 }
 
 TEST_F(DeviceMemoryTest, ARefusalWithoutThePropertyIsAFault) {
-  driver_.answers = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE};
-  EXPECT_THROW(static_cast<void>(maker_.make(1)), std::runtime_error);
-  EXPECT_THROW(static_cast<void>(maker_.make(1)), std::runtime_error);
-  EXPECT_EQ(reachable(), (std::vector<int>{1, 0, 0}));
-}
-
-TEST_F(DeviceMemoryTest, LackOfMemoryIsABadAllocAndNoReasonToAskForLess) {
-  driver_.answers = {CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
-  EXPECT_THROW(static_cast<void>(maker_.make(1)), std::bad_alloc);
-  EXPECT_EQ(maker_.make(1), 102U);
-  EXPECT_EQ(reachable(), (std::vector<int>{1, 1}));
+  VirtualMemory memory(kApi, 3);
+  driver_.answers["create"] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE,
+                               CUDA_ERROR_INVALID_VALUE};
+  EXPECT_THROW(memory.map(at(0), kGranule, kGranule), std::runtime_error);
+  EXPECT_THROW(memory.map(at(0), kGranule, kGranule), std::runtime_error);
+  EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 1, 0, 0}));
+  driver_.answers["reserve"] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE};
+  EXPECT_THROW(static_cast<void>(memory.reserve(kGranule, kGranule)), std::runtime_error);
+  driver_.answers["granularity"] = {CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED};
+  EXPECT_THROW(VirtualMemory(kApi, 3), std::runtime_error);
 }
 
 TEST_F(DeviceMemoryTest, OtherFaultsAreRuntimeErrorsThatNameTheCall) {
-  driver_.answers = {CUDA_ERROR_INVALID_DEVICE};
+  VirtualMemory memory(kApi, 3);
+  driver_.answers["create"] = {CUDA_ERROR_INVALID_DEVICE};
   try {
-    static_cast<void>(maker_.make(1));
+    memory.map(at(0), kGranule, kGranule);
     FAIL() << "was given";
   } catch (const std::runtime_error& error) {
     EXPECT_NE(std::string(error.what()).find("cuMemCreate failed: CUresult 101"), std::string::npos)
         << error.what();
   }
-  EXPECT_EQ(reachable(), std::vector<int>{1});
+  EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 1}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""In a real control group that is smaller than the machine, nothing over its limit is taken."""
+"""Under real limits, of a control group and of locked memory, nothing over them is taken."""
 
 from __future__ import annotations
 
@@ -38,6 +38,21 @@ except kvcm.InvalidArgument as error:
     print("refused")
 """
 
+LOCKED = """
+import os, resource
+from sizing_cases import MIB, Machine, tiny_dsa, worker_config
+from sparse_kvcm.base_manager import BaseKvCacheManager
+
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+if os.geteuid() == 0:
+    os.setuid(65534)  # CAP_IPC_LOCK, which lifts the limit, goes with root
+for offload in ({}, {"host_history_size": 64 * MIB}):
+    try:
+        BaseKvCacheManager(worker_config(1, 1000, offload), tiny_dsa(), Machine(64 * MIB))
+    except ValueError as error:
+        print(error)
+"""
+
 
 @pytest.fixture
 def group() -> Iterator[Path]:
@@ -65,15 +80,32 @@ def group() -> Iterator[Path]:
     pytest.skip("no control group may be made here; fixtures stand for it in test_sizing_host.py")
 
 
-def test_nothing_over_the_limit_of_a_control_group_is_taken(group: Path) -> None:
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parent
-    result = subprocess.run(
-        [sys.executable, "-c", CHILD, str(group)],
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,
         cwd=here,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])},
     )
+
+
+def test_nothing_over_the_limit_of_a_control_group_is_taken(group: Path) -> None:
+    result = run(CHILD, str(group))
     assert result.returncode == 0, result.stderr
     assert result.stdout == "refused\n"
+
+
+def test_a_process_that_may_lock_64_kib_is_told_of_ulimit() -> None:
+    result = run(LOCKED)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2
+    for line, field in zip(
+        lines, ("host memory must be >=", "host_history_size must be <="), strict=True
+    ):
+        assert field in line
+        assert "52428 B" in line  # 0.8 of 64 KiB
+        assert "ulimit -l" in line
