@@ -151,11 +151,11 @@ def test_a_pool_that_one_conversion_does_not_serve_is_refused(
         ({"gpu_quota": 0}, "gpu_quota must be >= 1, got 0"),
         (
             {"geometry": cases.geometry(kv_lora_rank=100), "kv_dtype": "nvfp4_ds_mla"},
-            "kv_lora_rank must be a multiple of 64 with nvfp4_ds_mla, got 100; bf16 takes any",
+            "got 'nvfp4_ds_mla', which takes multiples of 64: kv_lora_rank is 100; bf16 takes any",
         ),
         (
             {"geometry": cases.geometry(index_head_dim=32)},
-            "index_head_dim must be a multiple of 128 with fp8, got 32; bf16 takes any",
+            "got 'fp8', which takes multiples of 128: index_head_dim is 32; bf16 takes any",
         ),
     ],
 )

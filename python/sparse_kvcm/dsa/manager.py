@@ -81,6 +81,28 @@ class DsaManager(ABC):
     def free_request(self, request_id: int) -> None:
         """End a request. What it had is reused once an open step no longer reads it."""
 
+    @abstractmethod
+    def suspend_request(self, request_id: int) -> None:
+        """Give a request's row back, and all that its version keeps for requests with a row.
+
+        Raises
+        ------
+        InvalidState
+            In an open step.
+        OutOfPages
+            If there is no room for what it leaves; it stays as it was.
+        """
+
+    @abstractmethod
+    def resume_request(self, request_id: int) -> None:
+        """Make a suspended request ready for `prepare_step`.
+
+        Raises
+        ------
+        OutOfPages
+            If there is no room; it stays suspended.
+        """
+
     # --- one step ---
 
     def prepare_step(

@@ -129,6 +129,17 @@ class DSACacheManager(DsaManager):
         self.unseat(request_id)
         del self._requests[request_id]
 
+    def suspend_request(self, request_id: int) -> None:
+        """See `DsaManager`. Pages stay on the GPU."""
+        self._known("suspend_request", request_id)
+        if self._step is not None:
+            raise InvalidState("[suspend_request] a step is open; end or abort it first")
+        self.unseat(request_id)
+
+    def resume_request(self, request_id: int) -> None:
+        """See `DsaManager`."""
+        self._known("resume_request", request_id)
+
     # --- one step ---
 
     def select(self, layer: int, selection: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import (
     InvalidArgument,
@@ -24,6 +24,7 @@ from sparse_kvcm.dsa.manager import DsaManager, Role
 from sparse_kvcm.dsa.slot_mapping import PageGeometry
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
 from sparse_kvcm.dsa.streams import current_stream
+from sparse_kvcm.ops import ResolveOutputs
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ class DSACacheManagerV2(DsaManager):
         }
         self._tables = from_dlpack(self.batch.page_tables)
         self._caches: dict[int, KvCache] = {}
-        self._selected: dict[int, Any] = {}  # by selection group, what resolve wrote in this step
+        self._selected: dict[int, ResolveOutputs] = {}  # by selection group
         self._changed = ChangedRows()
         self._tensors = StepTensors(
             [self.index_keys], config.max_batch_size, config.max_pages, config.device
@@ -171,13 +172,7 @@ class DSACacheManagerV2(DsaManager):
         del self._caches[request_id]
 
     def suspend_request(self, request_id: int) -> None:
-        """Give a request's lease, row and GPU pages back; everything it has is on the host then.
-
-        Raises
-        ------
-        OutOfPages
-            If the host lacks pages; the request stays as it was.
-        """
+        """See `DsaManager`. Its lease and GPU pages go; all that it has is on the host then."""
         cache = self._known("suspend_request", request_id)
         row = cache.row
         cache.suspend(self._stream)
@@ -185,13 +180,7 @@ class DSACacheManagerV2(DsaManager):
             self._changed.forget(row)
 
     def resume_request(self, request_id: int) -> None:
-        """Give a suspended request a lease and GPU pages again.
-
-        Raises
-        ------
-        OutOfPages
-            If there is no room; it stays suspended.
-        """
+        """See `DsaManager`. It gets a lease and GPU pages again."""
         self._activate("resume_request", self._known("resume_request", request_id))
 
     # --- one step ---
@@ -207,6 +196,23 @@ class DSACacheManagerV2(DsaManager):
         self.batch.fetch(group, step.rows, out, stream=self._stream)
         self._selected[group] = out
         return from_dlpack(out.slots)
+
+    @property
+    def leased_slots(self) -> int:
+        """Slots of all leases, in each layer."""
+        leases = [cache.lease for cache in self._caches.values()]
+        return sum(one.cached_slots + one.window_slots for one in leases if one is not None)
+
+    def resolved(self, layer: int) -> ResolveOutputs:
+        """What the last `select` of a layer's group wrote in this step: slots, counts, errors."""
+        group = self.config.geometry.selection_group_of[layer]
+        if group not in self._selected:
+            leader = self.config.geometry.groups[group][0]
+            raise InvalidState(
+                f"[DSACacheManagerV2] layer {layer} needs the selection of layer {leader} first; "
+                "call select"
+            )
+        return self._selected[group]
 
     def get_buffers(self, layer: int, role: Role = "KEY") -> torch.Tensor:
         """See `DsaManager`. Pages of the arena, the last of which may be written freely.
@@ -289,14 +295,7 @@ class DSACacheManagerV2(DsaManager):
         from torch.utils.dlpack import from_dlpack
 
         self._open("write_latents")
-        geometry = self.config.geometry
-        group = geometry.selection_group_of[layer]
-        if group not in self._selected:
-            raise InvalidState(
-                f"[write_latents] layer {layer} needs the selection of layer "
-                f"{geometry.groups[group][0]} first; call select"
-            )
-        return from_dlpack(self._selected[group].write_slots)[:, 0], "none"
+        return from_dlpack(self.resolved(layer).write_slots)[:, 0], "none"
 
     def _check_late_errors(self) -> None:
         errors = self.batch.take_errors()

@@ -93,7 +93,8 @@ def _known(regions: dict[str, list[int]], kv_dtype: KvDtype, kind: str) -> list[
 
 def _check_multiple(field: str, value: int, of: int, dtype: str) -> None:
     if value % of:
+        kind = "index_dtype" if field.startswith("index") else "kv_dtype"
         raise InvalidArgument(
-            f"[ModelGeometry] {field} must be a multiple of {of} with {dtype}, got {value}; "
-            "bf16 takes any"
+            f"[ModelGeometry] {kind} must be one that the model's width can have, got {dtype!r}, "
+            f"which takes multiples of {of}: {field} is {value}; bf16 takes any"
         )
