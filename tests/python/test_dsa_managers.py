@@ -62,6 +62,7 @@ class Twins:
         steps = [manager.prepare_step(requests, padded_size=padded) for manager in self.both]
         order = list(steps[0].prepared.requests)
         assert order == list(steps[1].prepared.requests)
+        self.true_mappings(*steps)
         self.same_mappings(*steps)
         selections = self.selections(order, len(steps[0].rows))
         gathered = [cases.write_tokens(manager, selections) for manager in self.both]
@@ -73,6 +74,23 @@ class Twins:
         for place, one in enumerate(order):
             one.history += 1
             one.batch_index = place
+
+    def true_table(self, version: int, request_id: int) -> list[int]:
+        """Page indices of a request's index keys, by the storage's own converter."""
+        manager: Any = self.both[version]
+        storage = manager.manager.storage if version else manager.storage
+        source = manager._caches[request_id] if version else manager._requests[request_id].pages
+        shared = kvcm.PageIndexMode.SHARED
+        converter = storage.get_page_index_converter(6, "INDEX_KEY", shared)
+        slots = source.get_base_page_indices(manager.index_keys.layer_group)
+        return list(converter.convert(slots))
+
+    def true_mappings(self, *steps: Any) -> None:
+        for version, step in enumerate(steps):
+            for place, one in enumerate(step.prepared.requests):
+                table = self.true_table(version, one.request_id)
+                got = step.page_tables["INDEX_KEY"][place].tolist()
+                assert got == table + [-1] * (len(got) - len(table))
 
     def same_mappings(self, one: Any, two: Any) -> None:
         assert one.rows.tolist() == two.rows.tolist()
@@ -163,6 +181,37 @@ def test_a_forward_that_failed_is_followed_by_a_good_step(padded: int | None) ->
         twins.step(padded, fail=True)
         twins.step(padded)
     twins.same_keys()
+
+
+def test_pages_that_a_failed_step_took_may_go_to_another_request() -> None:
+    twins = Twins(seed=7)
+    twins.add(1, 64)
+    one = twins.both[0].storage
+    for number in range(9, 12):
+        free = one.get_storage_statistics(0)[0].free
+        steps = [manager.prepare_step(twins.requests.values()) for manager in twins.both]
+        twins.true_mappings(*steps)
+        for manager in twins.both:
+            manager.abort_step()
+        assert one.get_storage_statistics(0)[0].free == free
+        for manager in twins.both:
+            manager.add_request(number, 20)
+            manager.import_history(number, *cases.history(twins.model, number, 0, 10))
+
+
+def test_a_row_shows_who_sits_there_now() -> None:
+    """The next request in a row has as many pages as the last, but others."""
+    twins = Twins(seed=8)
+    twins.add(1, 60)
+    twins.add(2, 60)
+    twins.step()
+    twins.free(2)
+    for manager in twins.both:
+        manager.add_request(9, 20)
+        manager.import_history(9, *cases.history(twins.model, 9, 0, 10))
+    twins.add(3, 60)
+    twins.step()
+    assert [r.request_id for r in twins.requests.values()] == [1, 3]
 
 
 def test_a_request_that_leaves_in_a_step_stays_readable_until_its_end() -> None:
@@ -300,4 +349,21 @@ def test_calls_out_of_place_are_refused(version: int) -> None:
     manager.prepare_step([StepRequest(1, 0)])
     with pytest.raises(kvcm.InvalidArgument, match="of 0, 1, 4; got 2, which shares .* layer 1"):
         manager.select(2, torch.zeros(1, 4, dtype=torch.int32))
+    manager.abort_step()
+
+
+def test_an_import_that_host_history_has_no_room_for_changes_nothing() -> None:
+    config = cases.cache_config()
+    sizes = cases.offload_sizes(config, host_pages=10)
+    manager = cases.DSACacheManagerV2(cases.cache_config(offload=sizes))
+    model, group = config.geometry, manager.index_keys.pool_group
+    manager.add_request(1, 200)
+    manager.import_history(1, *cases.history(model, 1, 0, 30))
+    free = manager.manager.storage.get_storage_statistics(0)[group].free
+    with pytest.raises(kvcm.OutOfPages):
+        manager.import_history(1, *cases.history(model, 1, 30, 100))
+    assert manager.manager.storage.get_storage_statistics(0)[group].free == free
+    assert manager.frontier(1) == 30
+    manager.import_history(1, *cases.history(model, 1, 30, 60))
+    assert manager.prepare_step([StepRequest(1, 60)]).lengths.tolist() == [61]
     manager.abort_step()
