@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -20,10 +21,16 @@ constexpr double kLeastSeconds = 0.5;
 constexpr std::size_t kCopyBytes = std::size_t{256} << 20;
 
 double seconds_of(const std::function<void()>& call, Backend& backend) {
-  const auto begin = Clock::now();
-  call();
-  backend.synchronize(*backend.record(0));
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+  return host_seconds([&] {
+    call();
+    backend.synchronize(*backend.record(0));
+  });
+}
+
+double median(std::vector<double>& times) {
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 }  // namespace
@@ -51,6 +58,21 @@ Measurement time_ms(double seconds, std::optional<double> limit_seconds) {
   return result;
 }
 
+Measurement time_us(double seconds, std::optional<double> limit_seconds) {
+  Measurement result{seconds * 1e6, "us", {}, {}};
+  if (limit_seconds) {
+    result.limit = *limit_seconds * 1e6;
+    result.share = *limit_seconds / seconds;
+  }
+  return result;
+}
+
+double host_seconds(const std::function<void()>& call) {
+  const auto begin = Clock::now();
+  call();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 Measurement rate_gb_per_s(double rate, std::optional<double> limit_rate) {
   Measurement result{rate * 1e-9, "GB/s", {}, {}};
   if (limit_rate) {
@@ -76,9 +98,14 @@ double Context::median_seconds(const std::function<void()>& call) const {
     times.push_back(seconds_of(call, *backend));
     total += times.back();
   }
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median(times);
+}
+
+double Context::median_of(std::int32_t calls, const std::function<double()>& sample) {
+  for (int i = 0; i < kWarmUps; ++i) sample();
+  std::vector<double> times;
+  while (std::cmp_less(times.size(), calls)) times.push_back(sample());
+  return median(times);
 }
 
 double Context::copy_rate() {

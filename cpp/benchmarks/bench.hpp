@@ -10,6 +10,7 @@
 // moves bytes, what a plain copy of them would take.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,6 +28,8 @@ struct Measurement {
 
 // A time against the least time the machine would need, both in seconds.
 [[nodiscard]] Measurement time_ms(double seconds, std::optional<double> limit_seconds);
+// A time in microseconds, both in seconds.
+[[nodiscard]] Measurement time_us(double seconds, std::optional<double> limit_seconds);
 // A rate against the machine's, both in bytes per second.
 [[nodiscard]] Measurement rate_gb_per_s(double rate, std::optional<double> limit_rate);
 
@@ -42,6 +45,10 @@ class Context {
   // On a GPU each call counts until its work on stream 0 has run.
   [[nodiscard]] double median_seconds(const std::function<void()>& call) const;
 
+  // Median of what `sample` returns, over `calls` calls after 2 that are not counted: for cases that
+  // time a part of what they do themselves, such as what the host alone pays.
+  [[nodiscard]] static double median_of(std::int32_t calls, const std::function<double()>& sample);
+
   // Bytes per second of a plain copy of host memory far larger than the caches, on one core;
   // each byte counts once. Measured at first use.
   [[nodiscard]] double copy_rate();
@@ -50,6 +57,9 @@ class Context {
   Device device_;
   std::optional<double> copy_rate_;
 };
+
+// Wall time of `call` on the host.
+[[nodiscard]] double host_seconds(const std::function<void()>& call);
 
 using Function = std::function<Measurement(Context&)>;
 

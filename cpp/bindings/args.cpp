@@ -81,6 +81,14 @@ double to_double(const char* function, std::string_view name, nb::handle value) 
   return result;
 }
 
+std::vector<double> to_doubles(const char* function, std::string_view name, nb::handle value) {
+  std::vector<double> result;
+  for (const nb::object& item : to_items(function, name, value, "numbers")) {
+    result.push_back(to_double(function, item_name(name, result.size()), item));
+  }
+  return result;
+}
+
 bool to_bool(const char* function, std::string_view name, nb::handle value) {
   if (!PyBool_Check(value.ptr())) {
     fail_argument(function, name, " must be a bool, got ", describe(value));

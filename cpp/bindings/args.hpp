@@ -83,6 +83,10 @@ template <class Convert>
   return convert(value);
 }
 
+// Finite numbers, as to_double.
+[[nodiscard]] std::vector<double> to_doubles(const char* function, std::string_view name,
+                                             nb::handle value);
+
 // An instance of the bound class T.
 template <class T>
 [[nodiscard]] T& to_instance(const char* function, std::string_view name, nb::handle value) {

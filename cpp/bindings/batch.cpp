@@ -11,12 +11,11 @@
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "launch.hpp"
 #include "manager/batch_state.hpp"
 #include "record.hpp"
 
-// Batch and KvCache calls keep the GIL. A collection in another thread may close a request, and a
-// manager takes one thread at a time.
 namespace sparse_kvcm::bindings {
 namespace {
 
@@ -27,23 +26,41 @@ const KvCacheManagerConfig& config_of(const Batch& batch) {
 std::int32_t add(Batch& batch, nb::handle cache, nb::handle row) {
   constexpr const char* kFunction = "Batch.add";
   auto& request = to_instance<KvCache>(kFunction, "cache", cache);
-  if (row.is_none()) return batch.add(request);
-  return batch.add(request, to_int<std::int32_t>(kFunction, "row", row));
+  if (row.is_none()) return without_gil([&] { return batch.add(request); });
+  const auto wanted = to_int<std::int32_t>(kFunction, "row", row);
+  return without_gil([&] { return batch.add(request, wanted); });
+}
+
+// A mapping from rows to numbers, as a list of `Row`.
+template <class Row>
+std::vector<Row> to_rows(const char* function, const char* name, nb::handle value) {
+  std::vector<Row> rows;
+  for (const IntItem& item : to_int_items(function, name, value)) {
+    rows.push_back(
+        {item.key, to_int<std::int32_t>(function, item_name(name, item.key), item.value)});
+  }
+  return rows;
+}
+
+template <class Row>
+nb::dict by_row(const std::vector<Row>& rows, const std::vector<ResizeResult>& results) {
+  nb::dict dict;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    dict[nb::int_(rows[i].row)] = nb::cast(results[i]);
+  }
+  return dict;
 }
 
 nb::dict resize(Batch& batch, nb::handle lengths) {
-  constexpr const char* kFunction = "Batch.resize";
-  std::vector<RowLength> wanted;
-  for (const IntItem& item : to_int_items(kFunction, "lengths", lengths)) {
-    const std::string name = item_name("lengths", item.key);
-    wanted.push_back({item.key, to_int<std::int32_t>(kFunction, name, item.value)});
-  }
-  const std::vector<ResizeResult> results = batch.resize(wanted);
-  nb::dict by_row;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    by_row[nb::int_(wanted[i].row)] = nb::cast(results[i]);
-  }
-  return by_row;
+  const auto wanted = to_rows<RowLength>("Batch.resize", "lengths", lengths);
+  return by_row(wanted, without_gil([&] { return batch.resize(wanted); }));
+}
+
+nb::dict resize_tokens(Batch& batch, nb::handle capacities, nb::handle stream) {
+  constexpr const char* kFunction = "Batch.resize_tokens";
+  const auto wanted = to_rows<RowTokens>(kFunction, "capacities", capacities);
+  const Stream on = to_stream(kFunction, stream);
+  return by_row(wanted, without_gil([&] { return batch.resize_tokens(wanted, on); }));
 }
 
 BatchMemoryUse planned(nb::handle config, nb::handle max_rows, nb::handle max_units) {
@@ -80,9 +97,12 @@ nb::object resolve(Batch& batch, nb::handle group, nb::handle rows, nb::handle s
   const OutputArrays out_arrays = out.is_none() ? OutputArrays() : take_outputs(checker, out);
   const std::int32_t b = checker.extent32("b");
   const std::int32_t k = checker.extent32("k");
-  batch.resolve(group_id, rows_array.data<const std::int32_t>(), b,
-                selection_array.data<const std::int32_t>(), k, selection_array.row_stride(),
-                out_arrays.pointers(), to_stream(kFunction, stream));
+  const Stream on = to_stream(kFunction, stream);
+  without_gil([&] {
+    batch.resolve(group_id, rows_array.data<const std::int32_t>(), b,
+                  selection_array.data<const std::int32_t>(), k, selection_array.row_stride(),
+                  out_arrays.pointers(), on);
+  });
   return out.is_none() ? own_outputs(batch, group_id, b, k) : nb::borrow(out);
 }
 
@@ -92,8 +112,12 @@ void fetch(Batch& batch, nb::handle group, nb::handle rows, nb::handle out, nb::
   ArrayChecker checker(kFunction, config_of(batch).device);
   const Array rows_array = take_rows(checker, rows);
   const OutputArrays out_arrays = take_misses(checker, out);
-  batch.fetch(group_id, rows_array.data<const std::int32_t>(), checker.extent32("b"),
-              checker.extent32("k"), out_arrays.pointers(), to_stream(kFunction, stream));
+  const std::int32_t b = checker.extent32("b");
+  const std::int32_t k = checker.extent32("k");
+  const Stream on = to_stream(kFunction, stream);
+  without_gil([&] {
+    batch.fetch(group_id, rows_array.data<const std::int32_t>(), b, k, out_arrays.pointers(), on);
+  });
 }
 
 nb::object row_states(const Batch& batch) {
@@ -107,6 +131,25 @@ nb::object page_table(const Batch& batch) {
                    {batch.max_rows(), batch.max_pages()}, batch.state());
 }
 
+nb::object page_tables(const Batch& batch) {
+  return to_python(config_of(batch).device, batch.page_table_address(0),
+                   {batch.num_layer_groups(), batch.max_rows(), batch.max_pages()}, batch.state());
+}
+
+nb::object page_counts(const Batch& batch) {
+  return to_python(config_of(batch).device, batch.page_counts_address(0),
+                   {batch.num_layer_groups(), batch.max_rows()}, batch.state());
+}
+
+// A method that takes a stream alone.
+template <class Method>
+auto on_stream(const char* function, Method method) {
+  return [function, method](Batch& self, nb::handle stream) {
+    const Stream on = to_stream(function, stream);
+    return without_gil([&] { return (self.*method)(on); });
+  };
+}
+
 void bind_records(nb::module_& m) {
   nb::enum_<ResizeResult>(m, "ResizeResult", "What became of a row's wish for a length.")
       .value("OK", ResizeResult::kOk, "it has it")
@@ -114,7 +157,9 @@ void bind_records(nb::module_& m) {
       .value("PAST_WINDOW", ResizeResult::kPastWindow,
              "past the window above the watermark that the next publish reaches: host history is "
              "full")
-      .value("PAST_NEW_UNITS", ResizeResult::kPastNewUnits, "more than max_new_units in one step");
+      .value("PAST_NEW_UNITS", ResizeResult::kPastNewUnits, "more than max_new_units in one step")
+      .value("OUT_OF_PAGES", ResizeResult::kOutOfPages,
+             "a pool group of dense layers has too few free pages");
   Record<StepError>(m, "StepError", "What a closed step reported of one row in one group.")
       .field("row", &StepError::row, "Its seat.")
       .field("group", &StepError::group, "The selection group.")
@@ -136,8 +181,8 @@ constexpr const char* kClassDoc =
 
 Made by `KvCacheManager.create_batch`. Between steps `add`, `remove` and `resize`; then `publish`,
 `wait_ready`, per selection group `resolve` and `fetch`, and at last `record_read`, or `abort_step`
-after a failed forward. Rows are stable and never compacted. It does not own its requests. One
-thread at a time per manager.)";
+after a failed forward. Rows are stable and never compacted. It does not own its requests.
+Many threads may work on one manager, but one at a time on a Batch and the requests in it.)";
 
 constexpr const char* kResolveDoc =
     R"(Map each selected unit of one group to its final arena slot.
@@ -207,11 +252,13 @@ void bind_batch(nb::module_& m) {
       .def(
           "remove",
           [](Batch& self, nb::handle cache) {
-            self.remove(to_instance<KvCache>("Batch.remove", "cache", cache));
+            auto& request = to_instance<KvCache>("Batch.remove", "cache", cache);
+            without_gil([&] { self.remove(request); });
           },
           arg("cache"), nb::sig("def remove(self, cache: KvCache) -> None"),
           "Take the request out of its row; it keeps its lease.")
-      .def("close", &Batch::close, "Detach every request without closing it; abort an open step.")
+      .def("close", &Batch::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Detach every request without closing it; abort an open step.")
       .def("resize", &resize, arg("lengths"),
            nb::sig("def resize(self, lengths: collections.abc.Mapping[int, int]) -> "
                    "dict[int, ResizeResult]"),
@@ -219,20 +266,15 @@ void bind_batch(nb::module_& m) {
            "A row that cannot have it keeps its length and says why. Raises InvalidState during an "
            "open step, InvalidArgument for a row that is unseated or a length below the committed "
            "one.")
-      .def(
-          "publish",
-          [](Batch& self, nb::handle stream) {
-            return self.publish(to_stream("Batch.publish", stream));
-          },
-          arg("stream") = 0, nb::sig("def publish(self, stream: int = 0) -> list[int]"),
-          kPublishDoc)
-      .def(
-          "wait_ready",
-          [](Batch& self, nb::handle stream) {
-            self.wait_ready(to_stream("Batch.wait_ready", stream));
-          },
-          arg("stream") = 0, nb::sig("def wait_ready(self, stream: int = 0) -> None"),
-          "Let `stream` wait for the last publish; the step opens on the device in its order.")
+      .def("resize_tokens", &resize_tokens, arg("capacities"), arg("stream") = 0,
+           nb::sig("def resize_tokens(self, capacities: collections.abc.Mapping[int, int], "
+                   "stream: int = 0) -> dict[int, ResizeResult]"),
+           "The same in tokens, with pages of dense layers, which come in the order of `stream`.")
+      .def("publish", on_stream("Batch.publish", &Batch::publish), arg("stream") = 0,
+           nb::sig("def publish(self, stream: int = 0) -> list[int]"), kPublishDoc)
+      .def("wait_ready", on_stream("Batch.wait_ready", &Batch::wait_ready), arg("stream") = 0,
+           nb::sig("def wait_ready(self, stream: int = 0) -> None"),
+           "Let `stream` wait for the last publish; the step opens on the device in its order.")
       .def("resolve", &resolve, arg("group"), arg("rows"), arg("selection"),
            arg("out") = nb::none(), arg("stream") = 0,
            nb::sig("def resolve(self, group: int, rows: sparse_kvcm._typing.Array, "
@@ -249,7 +291,9 @@ void bind_batch(nb::module_& m) {
           "record_read",
           [](Batch& self, nb::handle rows, nb::handle stream) {
             constexpr const char* kFunction = "Batch.record_read";
-            self.record_read(to_int32s(kFunction, "rows", rows), to_stream(kFunction, stream));
+            const std::vector<std::int32_t> committed = to_int32s(kFunction, "rows", rows);
+            const Stream on = to_stream(kFunction, stream);
+            without_gil([&] { self.record_read(committed, on); });
           },
           arg("rows"), arg("stream") = 0,
           nb::sig("def record_read(self, rows: collections.abc.Sequence[int], stream: int = 0) "
@@ -257,26 +301,35 @@ void bind_batch(nb::module_& m) {
           "Close the step and commit the growth of `rows`; others get their lengths back.\n\n"
           "Raises InvalidState without an open step, InvalidArgument for a row that was not seated "
           "at publish or is named twice.")
-      .def(
-          "abort_step",
-          [](Batch& self, nb::handle stream) {
-            self.abort_step(to_stream("Batch.abort_step", stream));
-          },
-          arg("stream") = 0, nb::sig("def abort_step(self, stream: int = 0) -> None"),
-          "Close the step after a failed forward: lengths go back, entries are emptied.")
-      .def("memory_use", &Batch::memory_use, "Bytes held.")
-      .def("take_errors", &Batch::take_errors,
+      .def("abort_step", on_stream("Batch.abort_step", &Batch::abort_step), arg("stream") = 0,
+           nb::sig("def abort_step(self, stream: int = 0) -> None"),
+           "Close the step after a failed forward: lengths go back, entries are emptied.")
+      .def("memory_use", &Batch::memory_use, nb::call_guard<nb::gil_scoped_release>(),
+           "Bytes held.")
+      .def("take_errors", &Batch::take_errors, nb::call_guard<nb::gil_scoped_release>(),
            "Errors that closed steps reported since the last call.")
       .def_prop_ro("max_rows", &Batch::max_rows, "Seats.")
-      .def_prop_ro("clock", &Batch::clock, "Publishes so far, mod 2**32.")
-      .def_prop_ro("step_open", &Batch::step_open, "Between publish and record_read or abort_step.")
-      .def_prop_ro("dirty_rows", &Batch::dirty_rows, "Rows that the next publish uploads.")
+      .def_prop_ro("clock", &Batch::clock, nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
+                   "Publishes so far, mod 2**32.")
+      .def_prop_ro("step_open", &Batch::step_open,
+                   nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
+                   "Between publish and record_read or abort_step.")
+      .def_prop_ro("dirty_rows", &Batch::dirty_rows,
+                   nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
+                   "Rows that the next publish uploads.")
       .def_prop_ro("max_pages", &Batch::max_pages, "Columns of `page_table`.")
       .def_prop_ro("row_states", &row_states, nb::sig("def row_states(self, /) -> typing.Any"),
                    "Device memory, int32 (max_rows, 8): lease_id, base, cached_slots, "
                    "window_slots, length, committed, window_begin, watermark. Read-only.")
       .def_prop_ro("page_table", &page_table, nb::sig("def page_table(self, /) -> typing.Any"),
                    "Device memory, int32 (max_rows, max_pages): host page ids, -1 for none. "
+                   "Read-only.")
+      .def_prop_ro("num_layer_groups", &Batch::num_layer_groups, "First axis of `page_tables`.")
+      .def_prop_ro("page_tables", &page_tables, nb::sig("def page_tables(self, /) -> typing.Any"),
+                   "Device memory, int32 (num_layer_groups, max_rows, max_pages): slots of dense "
+                   "layer groups, host page ids of the sparse one, -1 for none. Read-only.")
+      .def_prop_ro("page_counts", &page_counts, nb::sig("def page_counts(self, /) -> typing.Any"),
+                   "Device memory, int32 (num_layer_groups, max_rows): entries of each table. "
                    "Read-only.");
 }
 

@@ -2,6 +2,7 @@
 #include "sparse_kvcm/config.hpp"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -132,10 +133,34 @@ layout : UnitLayout
               "Bytes of a unit in each member layer.");
 }
 
+// What a manager of sparse layers alone does not need.
+void add_dense(KvCacheManagerConfig& config, nb::handle dense_layers, nb::handle gpu_quota,
+               nb::handle cold_quota, nb::handle max_util, nb::handle constraints,
+               nb::handle typical_step, nb::handle ratio, nb::handle scratch,
+               nb::handle enable_stats) {
+  constexpr const char* kFunction = "KvCacheManagerConfig";
+  config.dense_layers = to_instances<LayerConfig>(kFunction, "dense_layers", dense_layers);
+  config.gpu_quota = to_int<std::int64_t>(kFunction, "gpu_quota", gpu_quota);
+  config.cold_quota = to_int<std::int64_t>(kFunction, "cold_quota", cold_quota);
+  config.max_util_for_resume = to_double(kFunction, "max_util_for_resume", max_util);
+  config.constraints = to_instances<BatchDesc>(kFunction, "constraints", constraints);
+  config.typical_step = to_optional(typical_step, [&](nb::handle v) -> BatchDesc {
+    return to_instance<BatchDesc>(kFunction, "typical_step", v);
+  });
+  config.initial_pool_ratio = to_doubles(kFunction, "initial_pool_ratio", ratio);
+  config.swa_scratch_reuse = to_optional(scratch, [&](nb::handle v) -> SwaScratchReuseConfig {
+    return to_instance<SwaScratchReuseConfig>(kFunction, "swa_scratch_reuse", v);
+  });
+  config.enable_stats = to_bool(kFunction, "enable_stats", enable_stats);
+}
+
 void make_config(KvCacheManagerConfig* self, nb::handle groups, nb::handle cached_slots,
                  nb::handle window_slots, nb::handle arena_pages, nb::handle host_pages,
                  nb::handle max_leases, nb::handle max_new_units, nb::handle tokens_per_block,
-                 nb::handle tokens_per_unit, nb::handle device) {
+                 nb::handle tokens_per_unit, nb::handle dense_layers, nb::handle gpu_quota,
+                 nb::handle cold_quota, nb::handle max_util, nb::handle constraints,
+                 nb::handle typical_step, nb::handle ratio, nb::handle scratch,
+                 nb::handle enable_stats, nb::handle device) {
   constexpr const char* kFunction = "KvCacheManagerConfig";
   KvCacheManagerConfig config;
   for (const nb::object& group : to_items(kFunction, "groups", groups, "SelectionGroupConfig")) {
@@ -151,6 +176,8 @@ void make_config(KvCacheManagerConfig* self, nb::handle groups, nb::handle cache
   config.tokens_per_block = to_int<std::int32_t>(kFunction, "tokens_per_block", tokens_per_block);
   config.tokens_per_unit = to_int<std::int32_t>(kFunction, "tokens_per_unit", tokens_per_unit);
   config.device = parse_device(to_text(kFunction, "device", device));
+  add_dense(config, dense_layers, gpu_quota, cold_quota, max_util, constraints, typical_step, ratio,
+            scratch, enable_stats);
   check(config);
   new (self) KvCacheManagerConfig(std::move(config));
 }
@@ -182,6 +209,14 @@ tokens_per_block : int
     Page size in tokens.
 tokens_per_unit : int
     Tokens that one unit stands for; divides ``tokens_per_block``.
+dense_layers : sequence of LayerConfig
+    Layers whose pages stay on the GPU: indexer keys, windows, compressor states.
+gpu_quota : int
+    Bytes of their pools; with dense layers at least 1. Raised to what one request needs.
+cold_quota : int
+    Pinned host bytes for their pages while a request is suspended. Raised likewise.
+max_util_for_resume, constraints, typical_step, initial_pool_ratio, swa_scratch_reuse, enable_stats
+    As in `StorageConfig`.
 device : str
     ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
 
@@ -197,11 +232,21 @@ void bind_manager_config(nb::module_& m) {
       .def("__init__", &make_config, nb::kw_only(), arg("groups"), arg("cached_slots"),
            arg("window_slots"), arg("arena_pages"), arg("host_pages"), arg("max_leases"),
            arg("max_new_units") = 1, arg("tokens_per_block") = 64, arg("tokens_per_unit") = 1,
-           arg("device") = "cpu",
+           arg("dense_layers") = nb::tuple(), arg("gpu_quota") = 0, arg("cold_quota") = 0,
+           arg("max_util_for_resume") = 0.97, arg("constraints") = nb::tuple(),
+           arg("typical_step") = nb::none(), arg("initial_pool_ratio") = nb::tuple(),
+           arg("swa_scratch_reuse") = nb::none(), arg("enable_stats") = true, arg("device") = "cpu",
            nb::sig("def __init__(self, *, groups: collections.abc.Sequence[SelectionGroupConfig], "
                    "cached_slots: int, window_slots: int, arena_pages: int, host_pages: int, "
                    "max_leases: int, max_new_units: int = 1, tokens_per_block: int = 64, "
-                   "tokens_per_unit: int = 1, device: str = 'cpu') -> None"))
+                   "tokens_per_unit: int = 1, "
+                   "dense_layers: collections.abc.Sequence[LayerConfig] = (), "
+                   "gpu_quota: int = 0, cold_quota: int = 0, max_util_for_resume: float = 0.97, "
+                   "constraints: collections.abc.Sequence[BatchDesc] = (), "
+                   "typical_step: BatchDesc | None = None, "
+                   "initial_pool_ratio: collections.abc.Sequence[float] = (), "
+                   "swa_scratch_reuse: SwaScratchReuseConfig | None = None, "
+                   "enable_stats: bool = True, device: str = 'cpu') -> None"))
       .def_ro("groups", &Config::groups, nb::rv_policy::copy, "Selection groups.")
       .def_ro("cached_slots", &Config::cached_slots, "N, in slots.")
       .def_ro("window_slots", &Config::window_slots, "W, in slots.")
@@ -209,6 +254,15 @@ void bind_manager_config(nb::module_& m) {
       .def_ro("host_pages", &Config::host_pages, "Host history pages per selection group.")
       .def_ro("max_leases", &Config::max_leases, "Most leases at a time.")
       .def_ro("max_new_units", &Config::max_new_units, "Most units of growth per row and step.")
+      .def_ro("dense_layers", &Config::dense_layers, "Layers whose pages stay on the GPU.")
+      .def_ro("gpu_quota", &Config::gpu_quota, "Bytes of their pools.")
+      .def_ro("cold_quota", &Config::cold_quota, "Host bytes for their pages while suspended.")
+      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In (0, 1].")
+      .def_ro("constraints", &Config::constraints, "Batches that must fit.")
+      .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
+      .def_ro("initial_pool_ratio", &Config::initial_pool_ratio, "Weights, or none.")
+      .def_ro("swa_scratch_reuse", &Config::swa_scratch_reuse, "Or None.")
+      .def_ro("enable_stats", &Config::enable_stats, "Whether pages are counted.")
       .def_prop_ro("units_per_page", &Config::units_per_page, "Page size in units.");
   bind_common_fields(config);
 }

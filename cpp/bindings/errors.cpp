@@ -33,6 +33,9 @@ void bind_errors(nb::module_& m) {
                            "step.");
   bind_error<OutOfPages>(m, "OutOfPages", PyExc_RuntimeError,
                          "Host history or the arena has too few free pages.");
+  bind_error<CorruptedError>(m, "CorruptedError", PyExc_RuntimeError,
+                             "A device failed half-way and nothing could be fenced: the manager "
+                             "refuses all further work.");
   bind_error<NotAvailable>(m, "NotAvailable", PyExc_RuntimeError,
                            "This build or machine lacks what the call needs, such as a GPU.");
 

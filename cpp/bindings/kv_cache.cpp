@@ -8,11 +8,16 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
+#include "int32_array.hpp"
 #include "manager/request.hpp"
 #include "record.hpp"
 
@@ -59,7 +64,36 @@ void import_history(KvCache& cache, nb::handle layers, nb::handle stream) {
     rows.push_back(
         take_unit_rows(checker, item_name("layers", found->key), found->value, unit_bytes, keep));
   }
-  cache.import_history(rows, checker.extent32("n"), to_stream(kFunction, stream));
+  const std::int32_t num_units = checker.extent32("n");
+  const Stream on = to_stream(kFunction, stream);
+  without_gil([&] { cache.import_history(rows, num_units, on); });
+}
+
+bool resize(KvCache& self, nb::handle capacity, nb::handle history_length, nb::handle stream) {
+  constexpr const char* kFunction = "KvCache.resize";
+  const auto room = to_int<std::int32_t>(kFunction, "capacity", capacity);
+  const auto computed = to_int<std::int32_t>(kFunction, "history_length", history_length);
+  const Stream on = to_stream(kFunction, stream);
+  return without_gil([&] { return self.resize(room, computed, on); });
+}
+
+// The array lives as long as the request may write it. Its end needs the GIL, whoever brings it.
+void set_index_buffer(KvCache& self, nb::handle layer_group, nb::handle buffer) {
+  constexpr const char* kFunction = "KvCache.set_base_page_index_buf";
+  const auto group = to_int<std::int32_t>(kFunction, "layer_group", layer_group);
+  std::span<std::int32_t> memory;
+  std::shared_ptr<const void> owner;
+  if (!buffer.is_none()) {
+    ArrayChecker checker(kFunction);
+    auto* array = new Array(checker.take(
+        "buffer", buffer, {.shape = {"n"}, .access = Access::kWrite, .place = Place::kHost}));
+    owner = std::shared_ptr<const Array>(array, [](const Array* held) {
+      const nb::gil_scoped_acquire gil;
+      delete held;
+    });
+    memory = {array->data<std::int32_t>(), static_cast<std::size_t>(array->extent(0))};
+  }
+  without_gil([&] { self.set_base_page_index_buf(group, memory, owner); });
 }
 
 void bind_records(nb::module_& m) {
@@ -82,7 +116,9 @@ constexpr const char* kClassDoc =
 Made by `KvCacheManager.create_kv_cache`; SUSPENDED at first. All counts are units. While ACTIVE
 ``0 <= window_begin <= watermark <= committed_length <= length <= need``. Garbage collection closes
 it, also while it sits in a Batch: keep a reference as long as the request lives. One thread at a
-time per manager.)";
+time on a request, many on one manager.
+
+With dense layers it has pages for `capacity` tokens, `history_length` of which are computed.)";
 
 constexpr const char* kImportDoc =
     R"(Append units to host history: a prompt, or a received transfer. All of it or nothing.
@@ -108,24 +144,35 @@ InvalidState
 
 void bind_kv_cache(nb::module_& m) {
   bind_records(m);
+  const auto no_gil = nb::for_getter(nb::call_guard<nb::gil_scoped_release>());
   nb::class_<KvCache>(m, "KvCache", kClassDoc)
       .def(
           "resume",
           [](KvCache& self, nb::handle stream) {
-            return self.resume(to_stream("KvCache.resume", stream));
+            const Stream on = to_stream("KvCache.resume", stream);
+            return without_gil([&] { return self.resume(on); });
           },
           arg("stream") = 0, nb::sig("def resume(self, stream: int = 0) -> bool"),
-          "Take an empty lease. False, and nothing changed, if there is no room for it.")
+          "Take an empty lease, and the pages of dense layers back to the GPU. False, and nothing "
+          "changed, if there is no room, or a pool group would be used beyond max_util_for_resume.")
       .def(
           "suspend",
           [](KvCache& self, nb::handle stream) {
-            self.suspend(to_stream("KvCache.suspend", stream));
+            const Stream on = to_stream("KvCache.suspend", stream);
+            without_gil([&] { self.suspend(on); });
           },
           arg("stream") = 0, nb::sig("def suspend(self, stream: int = 0) -> None"),
-          "Drop pending growth, flush the window, leave the Batch and return the lease.\n\n"
-          "Raises InvalidState if CLOSED or in an open step, OutOfPages if host history lacks "
-          "pages for the window; the request then stays as it was.")
-      .def("close", &KvCache::close,
+          "Drop pending growth, flush the window, move pages of dense layers to the host, leave "
+          "the "
+          "Batch and return the lease.\n\n"
+          "Raises InvalidState if CLOSED or in an open step, OutOfPages if the host lacks pages; "
+          "the request then stays as it was.")
+      .def("resize", &resize, arg("capacity"), arg("history_length"), arg("stream") = 0,
+           nb::sig("def resize(self, capacity: int, history_length: int, stream: int = 0) -> bool"),
+           "`history_length` tokens are computed, what comes next writes up to `capacity`.\n\n"
+           "Not seated, a prefill: pages of dense layers alone. Seated: as `Batch.resize_tokens`. "
+           "False, and nothing changed, if pages lack.")
+      .def("close", &KvCache::close, nb::call_guard<nb::gil_scoped_release>(),
            "Leave the Batch and return pages and lease, at the latest when an open step ends.")
       .def("import_history", &import_history, arg("layers"), arg("stream") = 0,
            nb::sig("def import_history(self, layers: collections.abc.Mapping[int, "
@@ -134,21 +181,44 @@ void bind_kv_cache(nb::module_& m) {
       .def(
           "decode_entries",
           [](const KvCache& self, nb::handle group) {
-            return self.decode_entries(
-                to_int<std::int32_t>("KvCache.decode_entries", "group", group));
+            const auto id = to_int<std::int32_t>("KvCache.decode_entries", "group", group);
+            return without_gil([&] { return self.decode_entries(id); });
           },
           arg("group"), nb::sig("def decode_entries(self, group: int) -> list[DecodedEntry]"),
           "Entries of the lease in one selection group, slot by slot. Waits for the device.")
-      .def_prop_ro("state", &KvCache::state, "SUSPENDED, ACTIVE or CLOSED.")
+      .def_prop_ro("state", &KvCache::state, no_gil, "SUSPENDED, ACTIVE or CLOSED.")
       .def_prop_ro("need", &KvCache::need, "Most units it will ever have.")
-      .def_prop_ro("length", &KvCache::length, "Units, with pending growth.")
-      .def_prop_ro("committed_length", &KvCache::committed_length, "Units of committed steps.")
-      .def_prop_ro("watermark", &KvCache::watermark, "Units that are in host history.")
-      .def_prop_ro("window_begin", &KvCache::window_begin, "First unit that the window holds.")
-      .def_prop_ro("lease", &KvCache::lease, "While ACTIVE, else None.")
-      .def_prop_ro("row", &KvCache::row, "Its seat in a Batch, or None.")
-      .def_prop_ro("host_pages", &KvCache::host_pages,
+      .def_prop_ro("length", &KvCache::length, no_gil, "Units, with pending growth.")
+      .def_prop_ro("committed_length", &KvCache::committed_length, no_gil,
+                   "Units of committed steps.")
+      .def_prop_ro("watermark", &KvCache::watermark, no_gil, "Units that are in host history.")
+      .def_prop_ro("window_begin", &KvCache::window_begin, no_gil,
+                   "First unit that the window holds.")
+      .def_prop_ro("lease", &KvCache::lease, no_gil, "While ACTIVE, else None.")
+      .def_prop_ro("row", &KvCache::row, no_gil, "Its seat in a Batch, or None.")
+      .def_prop_ro("host_pages", &KvCache::host_pages, no_gil,
                    "Host page ids, one per started page of the history.")
+      .def_prop_ro("capacity", &KvCache::capacity, no_gil,
+                   "Tokens that dense layers have pages for.")
+      .def_prop_ro("history_length", &KvCache::history_length, no_gil, "Tokens that are computed.")
+      .def(
+          "get_base_page_indices",
+          [](const KvCache& self, nb::handle layer_group) {
+            const auto group =
+                to_int<std::int32_t>("KvCache.get_base_page_indices", "layer_group", layer_group);
+            return to_int32_array(without_gil([&] { return self.get_base_page_indices(group); }));
+          },
+          arg("layer_group"),
+          nb::sig("def get_base_page_indices(self, layer_group: int) -> typing.Any"),
+          "A copy of the page table of a layer group, int32 (pages,).")
+      .def("set_base_page_index_buf", &set_index_buffer, arg("layer_group"), arg("buffer"),
+           nb::sig("def set_base_page_index_buf(self, layer_group: int, "
+                   "buffer: sparse_kvcm._typing.Array | None) -> None"),
+           "Keep `buffer`, int32 (n,) in host memory, equal to the page table, -1 behind it; None "
+           "ends that. It needs an entry for each page that the request may have.")
+      .def("get_and_reset_statistics", &KvCache::get_and_reset_statistics,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Pages of this request since the last call, by layer group.")
       .def("__repr__", [](nb::handle self) {
         return nb::str("<KvCache {} length={} need={}>")
             .format(self.attr("state").attr("name"), self.attr("length"), self.attr("need"));

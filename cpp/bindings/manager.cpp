@@ -14,6 +14,7 @@
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "progress.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/storage.hpp"
@@ -52,16 +53,17 @@ std::shared_ptr<KvCache> create_kv_cache(KvCacheManager& self, nb::handle need,
     options.cached_slots = static_cast<std::int32_t>(
         to_int64(kFunction, "cached_slots", cached_slots, 0, kMaxCachedSlots));
   }
-  return self.create_kv_cache(options);
+  return without_gil([&] { return self.create_kv_cache(options); });
 }
 
 std::shared_ptr<Batch> create_batch(KvCacheManager& self, nb::handle max_rows, nb::handle max_units,
                                     nb::handle no_write_slot) {
   constexpr const char* kFunction = "KvCacheManager.create_batch";
-  return self.create_batch(
-      {.max_rows = to_int<std::int32_t>(kFunction, "max_rows", max_rows),
-       .max_units = to_units(kFunction, "max_units", max_units),
-       .no_write_slot = to_int<std::int32_t>(kFunction, "no_write_slot", no_write_slot)});
+  const BatchOptions options{
+      .max_rows = to_int<std::int32_t>(kFunction, "max_rows", max_rows),
+      .max_units = to_units(kFunction, "max_units", max_units),
+      .no_write_slot = to_int<std::int32_t>(kFunction, "no_write_slot", no_write_slot)};
+  return without_gil([&] { return self.create_batch(options); });
 }
 
 nb::object arena(const KvCacheManager& self, nb::handle layer) {
@@ -99,13 +101,30 @@ void bind_records(nb::module_& m) {
              "Slots of the largest lease that can be had now.")
       .field("free_leases", &Occupancy::free_leases, "Lease ids.")
       .done();
+  Record<PoolGroupUse>(m, "PoolGroupUse", "A pool group, and how full it is.")
+      .field("slots", &PoolGroupUse::slots, "Its slots.")
+      .field("level", &PoolGroupUse::level, "0 the GPU, 1 the host.")
+      .field("utilization", &PoolGroupUse::utilization,
+             "Of its slots that are in use; what max_util_for_resume bounds on the GPU.")
+      .done();
+  Record<CopyStatistics>(m, "CopyStatistics",
+                         "What was copied between GPU and host, fetches apart.")
+      .field("pages_to_host", &CopyStatistics::pages_to_host, "Of dense layers, by suspend.")
+      .field("pages_to_gpu", &CopyStatistics::pages_to_gpu, "By resume.")
+      .field("units_to_host", &CopyStatistics::units_to_host, "Flushed by publish and suspend.")
+      .field("units_to_gpu", &CopyStatistics::units_to_gpu,
+             "Loaded into leases that are all window.")
+      .field("bytes_to_host", &CopyStatistics::bytes_to_host, "Of both.")
+      .field("bytes_to_gpu", &CopyStatistics::bytes_to_gpu, "Of both.")
+      .done();
 }
 
 constexpr const char* kClassDoc =
     R"(Owns host history, the arena and all metadata; makes requests and Batches.
 
 All memory is taken here and given back when the manager, its last request, its last Batch and the
-last array over its memory are gone. One thread at a time, requests and Batches included.
+last array over its memory are gone. Many threads may work on it; a request, and a Batch with the
+requests in it, belongs to one at a time.
 
 Parameters
 ----------
@@ -206,7 +225,15 @@ void bind_manager(nb::module_& m) {
           "The `Storage` that host history lives in, to look at: it cannot be resized, and gives\n"
           "nobody else pages.")
       .def("memory_use", &Manager::memory_use, "Bytes held.")
-      .def("occupancy", &Manager::occupancy, "Pages and slots that are free.")
+      .def("occupancy", &Manager::occupancy, nb::call_guard<nb::gil_scoped_release>(),
+           "Pages and slots that are free.")
+      .def("pool_group_use", &Manager::pool_group_use, nb::call_guard<nb::gil_scoped_release>(),
+           "All pool groups of the storage, in its order.")
+      .def("get_and_reset_copy_statistics", &Manager::get_and_reset_copy_statistics,
+           nb::call_guard<nb::gil_scoped_release>(), "What was copied since the last call.")
+      .def_prop_ro("poison_reason", &Manager::poison_reason,
+                   nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
+                   "Why every call but close() raises CorruptedError; empty if they do not.")
       .def_prop_ro("config", &Manager::config, nb::rv_policy::copy, "What it was made from.")
       .def_prop_ro("num_groups", &Manager::num_groups, "Selection groups.")
       .def_prop_ro("layers", &Manager::layers,

@@ -74,6 +74,23 @@ void bind_request_pages(nb::module_& m) {
           arg("stream") = 0, nb::sig("def drop_step(self, stream: int = 0) -> None"),
           "The step at hand did not happen: its pages and scratch go back.")
       .def(
+          "suspend",
+          [](Pages& self, nb::handle stream) {
+            return self.suspend(to_stream("RequestPages.suspend", stream));
+          },
+          arg("stream") = 0, nb::sig("def suspend(self, stream: int = 0) -> bool"),
+          "Drop the step at hand and move dense pages that are still read to host pages.\n\n"
+          "False, and nothing changed, if the host has too few.")
+      .def(
+          "resume",
+          [](Pages& self, nb::handle stream) {
+            return self.resume(to_stream("RequestPages.resume", stream));
+          },
+          arg("stream") = 0, nb::sig("def resume(self, stream: int = 0) -> bool"),
+          "Bring them back. False, and nothing changed, if a pool group on the GPU has too few, or "
+          "would be used beyond max_util_for_resume.")
+      .def_prop_ro("is_suspended", &Pages::is_suspended, "Whether its dense pages are on the host.")
+      .def(
           "close",
           [](Pages& self, nb::handle stream) {
             self.close(to_stream("RequestPages.close", stream));

@@ -48,7 +48,9 @@ void bind_records(nb::module_& m) {
   Record<Group>(m, "LayerGroupStatistics", "Pages of a layer group since the last call.")
       .field("num_taken", &Group::num_taken, "Slots taken.")
       .field("num_returned", &Group::num_returned, "Slots given back.")
-      .field("num_refused", &Group::num_refused, "Resizes that found too few.")
+      .field("num_refused", &Group::num_refused, "Calls that found too few.")
+      .field("num_copied_to_host", &Group::num_copied_to_host, "Pages that a suspend copied.")
+      .field("num_copied_to_gpu", &Group::num_copied_to_gpu, "Pages that a resume copied.")
       .done();
 }
 

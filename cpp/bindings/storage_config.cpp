@@ -183,14 +183,6 @@ max_rewind_len : int
       .done();
 }
 
-std::vector<double> to_doubles(const char* function, std::string_view name, nb::handle value) {
-  std::vector<double> result;
-  for (const nb::object& item : to_items(function, name, value, "numbers")) {
-    result.push_back(to_double(function, item_name(name, result.size()), item));
-  }
-  return result;
-}
-
 void make_config(StorageConfig* self, nb::handle cache_tiers, nb::handle layers,
                  nb::handle selection_groups, nb::handle tokens_per_block,
                  nb::handle tokens_per_unit, nb::handle max_util, nb::handle constraints,

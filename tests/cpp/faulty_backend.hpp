@@ -27,10 +27,16 @@ class FaultyBackend : public Backend {
   void settle(Stream stream = 0) { inner_->synchronize(*inner_->record(stream)); }
   // The call after `calls` more calls fails, once.
   void fail_after(std::int64_t calls) { left_ = calls; }
+  // That call and all after it fail, until the fault is withdrawn.
+  void fail_for_good_after(std::int64_t calls) {
+    left_ = calls;
+    for_good_ = true;
+  }
   // Returns whether a fault that was ordered is still to come, and withdraws it.
   bool withdraw() {
     const bool pending = left_ >= 0;
     left_ = -1;
+    for_good_ = false;
     return pending;
   }
   // What every pinned allocation warns of from now on.
@@ -58,6 +64,19 @@ class FaultyBackend : public Backend {
     if (left_ == 0) inner_->upload(uploads.first(uploads.size() / 2), stream);
     step();
     inner_->upload(uploads, stream);
+  }
+  void patch(std::int32_t* destination, std::span<const PatchRun> runs,
+             std::span<const std::int32_t> words, Stream stream) override {
+    if (left_ == 0) inner_->patch(destination, runs.first(runs.size() / 2), words, stream);
+    step();
+    inner_->patch(destination, runs, words, stream);
+  }
+  void copy_pages(const PageCopy& copy, Stream stream) override {
+    PageCopy half = copy;
+    half.pages = copy.pages.first(copy.pages.size() / 2);
+    if (left_ == 0 && !half.pages.empty()) inner_->copy_pages(half, stream);
+    step();
+    inner_->copy_pages(copy, stream);
   }
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,
                 Stream stream) override {
@@ -114,11 +133,14 @@ class FaultyBackend : public Backend {
 
  private:
   void step() {
-    if (left_ >= 0 && left_-- == 0) throw DeviceFault();
+    if (left_ < 0) return;
+    if (left_ == 0 && for_good_) throw DeviceFault();
+    if (left_-- == 0) throw DeviceFault();
   }
 
   std::shared_ptr<Backend> inner_;
   std::int64_t left_ = -1;
+  bool for_good_ = false;
   std::string warning_;
   std::optional<Stream> capturing_;
 };

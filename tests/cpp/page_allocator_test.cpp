@@ -28,6 +28,25 @@ TEST(PageAllocatorTest, GivesOneRunToARequestThatFitsInOne) {
   EXPECT_EQ(allocator.num_free(), 11);
 }
 
+TEST(PageAllocatorTest, ASharedPageIsFreeOnceEachOwnerHasGivenItBack) {
+  PageAllocator allocator(16);
+  Pages first;
+  EXPECT_TRUE(allocator.grow(first, 5, 5));
+  Pages second(first.begin(), first.begin() + 3);
+  allocator.share(second);
+  EXPECT_TRUE(allocator.grow(second, 4, 4));
+  EXPECT_EQ(allocator.num_free(), 10);
+  allocator.shrink(first, 0);
+  EXPECT_EQ(first, Pages());
+  EXPECT_EQ(allocator.num_free(), 12);  // the two that were the first's alone
+  Pages other;
+  EXPECT_TRUE(allocator.grow(other, 12, 12));
+  for (const std::int32_t page : second) EXPECT_EQ(std::ranges::count(other, page), 0);
+  allocator.shrink(second, 0);
+  allocator.shrink(other, 0);
+  EXPECT_EQ(allocator.num_free(), 16);
+}
+
 TEST(PageAllocatorTest, RequestsThatGrowInTurnsStayContiguousWithinWhatTheyExpect) {
   PageAllocator allocator(64);
   std::vector<Pages> requests(4);

@@ -35,6 +35,8 @@ bool Model::allows_resize(const ModelRequest& r, std::int32_t length, ResizeResu
       return past_window;
     case ResizeResult::kPastNewUnits:
       return past_new_units;
+    case ResizeResult::kOutOfPages:
+      return false;  // there are no dense layers
   }
   return false;
 }

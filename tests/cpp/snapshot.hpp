@@ -17,9 +17,11 @@ using BatchPtr = std::shared_ptr<Batch>;
 
 struct RequestView {
   KvCacheState state = KvCacheState::kClosed;
-  std::vector<std::int32_t> numbers;  // need, length, committed, watermark, window_begin, row or -1
+  // need, length, committed, watermark, window_begin, row or -1, capacity, history
+  std::vector<std::int32_t> numbers;
   std::optional<Lease> lease;
   std::vector<std::int32_t> host_pages;
+  std::vector<std::vector<std::int32_t>> tables;   // per layer group
   std::vector<std::vector<DecodedEntry>> entries;  // per group, while ACTIVE
   friend bool operator==(const RequestView&, const RequestView&) = default;
 };
@@ -29,15 +31,17 @@ struct BatchView {
   bool step_open = false;
   std::vector<std::int32_t> dirty_rows;
   std::vector<RowState> row_states;
-  std::vector<std::int32_t> page_table;
+  std::vector<std::int32_t> page_tables;  // of all layer groups
+  std::vector<std::int32_t> page_counts;
   friend bool operator==(const BatchView&, const BatchView&) = default;
 };
 
 struct Snapshot {
   std::vector<std::int64_t> occupancy;
+  std::vector<std::int64_t> free_slots;  // per pool group
   std::vector<RequestView> requests;
   std::vector<BatchView> batches;
-  std::uint64_t bytes = 0;  // hash of arenas and host history, if asked for
+  std::uint64_t bytes = 0;  // hash of arenas, host history and pools, if asked for
   friend bool operator==(const Snapshot&, const Snapshot&) = default;
 };
 

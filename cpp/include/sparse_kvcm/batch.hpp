@@ -12,8 +12,18 @@
 // Rows are seats with holes: a request keeps its row, rows are never compacted, and every device
 // address stays the same for the life of the Batch.
 //
-// Created by KvCacheManager, which it keeps alive. Thread-compatible: one thread at a time per
-// manager, requests and Batches included. It does not own its requests.
+// Device memory that launches read, besides row_states:
+//
+//   page tables  int32 [num_layer_groups, max_rows, max_pages]   slots, or host page ids of the sparse
+//                                                                group; -1 = none, and behind the end
+//   page counts  int32 [num_layer_groups, max_rows]              entries of each table, 0 if nobody
+//                                                                sits there
+//
+// What goes up at a publish is proportional to the entries that changed since the last one, also in
+// rows that sit there for long: a window that moves on by a page is two entries.
+//
+// Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one at a
+// time on a Batch and the requests in it. It does not own its requests.
 #pragma once
 
 #include <cstdint>
@@ -56,11 +66,19 @@ struct RowLength {
   std::int32_t length = 0;  // in units
 };
 
+// The same in tokens, for managers with dense layers: the tokens that there are, with those that the next
+// step writes.
+struct RowTokens {
+  std::int32_t row = 0;
+  std::int32_t capacity = 0;
+};
+
 enum class ResizeResult : std::uint8_t {
   kOk,
   kPastNeed,      // past the need declared at creation
   kPastWindow,    // past W + the watermark that the next publish will reach: host history is full
   kPastNewUnits,  // more than max_new_units in one step
+  kOutOfPages,    // a pool group of dense layers has too few free pages
 };
 
 // Where resolve writes and fetch reads: device memory, shapes as in ops::ResolveParams with
@@ -120,12 +138,20 @@ class Batch {
   // cannot have it keeps its length and says why; the others are not affected.
   // Throws InvalidState during an open step; InvalidArgument for a row that is out of range,
   // unseated or named twice, or a length below the committed one.
+  // Also InvalidState if the manager has dense layers, whose pages come in stream order.
   std::vector<ResizeResult> resize(std::span<const RowLength> lengths);
+  // The same in tokens: the row has pages for `capacity` tokens in every dense layer group, its
+  // length is capacity / tokens_per_unit. Pages that windows have left go back, for reuse behind the
+  // work that `stream` has now.
+  // Throws as resize: for a capacity below history_length(); what the device throws, and then rows named
+  // before the one at fault have what they wanted, the others do not.
+  std::vector<ResizeResult> resize_tokens(std::span<const RowTokens> capacities, Stream stream);
 
   // Flushes the committed units of seated rows as far as host pages can be had, raises their
   // watermarks, uploads what changed, and opens a step. Returns the rows uploaded, ascending.
   // Not capturable. Throws InvalidState during an open step, during capture, or if closed. If the
-  // device fails, no step is open, the clock is as before and every row is dirty.
+  // device fails, no step is open, the clock is as before and every row is dirty. Changes that come
+  // while the step is open stay dirty for the next publish.
   std::vector<std::int32_t> publish(Stream stream);
 
   // `stream` waits for the last publish and the step opens on the device in its order.
@@ -174,6 +200,11 @@ class Batch {
   [[nodiscard]] const std::int32_t* page_table_address() const;  // device [max_rows, max_pages]
   [[nodiscard]] std::int64_t max_pages() const;
   [[nodiscard]] BatchMemoryUse memory_use() const;
+  [[nodiscard]] std::int32_t num_layer_groups() const;
+  // Of one layer group: device [max_rows, max_pages] and [max_rows]. The sparse one's table is
+  // page_table_address(). Throws InvalidArgument for a bad group.
+  [[nodiscard]] const std::int32_t* page_table_address(std::int32_t layer_group) const;
+  [[nodiscard]] const std::int32_t* page_counts_address(std::int32_t layer_group) const;
 
   [[nodiscard]] const std::shared_ptr<BatchState>& state() const { return state_; }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "sparse_kvcm/storage_config.hpp"
@@ -25,6 +26,20 @@ struct KvCacheManagerConfig {
   std::int64_t host_pages = 0;   // host history pages per selection group, in [1, 2^31 - 1]
   std::int32_t max_leases = 0;   // most leases at a time, in [1, 2^31 - 1]
 
+  // Layers whose pages stay on the GPU: indexer keys, windows, compressor states. None of them sparse,
+  // ids apart from those of groups. Empty for a manager of sparse layers alone, which needs nothing
+  // of what follows.
+  std::vector<LayerConfig> dense_layers;
+  std::int64_t gpu_quota = 0;   // bytes of their pools, > 0 with dense_layers; raised to the floors
+  std::int64_t cold_quota = 0;  // pinned host bytes for their pages while suspended; likewise
+  // As in StorageConfig.
+  double max_util_for_resume = 0.97;
+  std::vector<BatchDesc> constraints;
+  std::optional<BatchDesc> typical_step;
+  std::vector<double> initial_pool_ratio;
+  std::optional<SwaScratchReuseConfig> swa_scratch_reuse;
+  bool enable_stats = true;
+
   [[nodiscard]] std::int32_t units_per_page() const { return tokens_per_block / tokens_per_unit; }
 };
 
@@ -42,9 +57,9 @@ struct KvCacheOptions {
 // Throws InvalidArgument, naming the first field that is wrong, its limits and its value.
 void check(const KvCacheManagerConfig& config);
 
-// The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", and
-// a host tier for exactly `host_pages` pages. Add dense layers and their quota to it for models
-// that have some. Throws InvalidArgument as check() does.
+// The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", then the
+// dense layers, and a host tier for exactly `host_pages` pages of history beside the cold pools.
+// Throws InvalidArgument as check() does.
 [[nodiscard]] StorageConfig storage_config(const KvCacheManagerConfig& config);
 
 }  // namespace sparse_kvcm

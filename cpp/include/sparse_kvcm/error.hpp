@@ -40,6 +40,13 @@ class HostMemoryError : public std::bad_alloc {
   std::runtime_error text_;  // a string whose copies do not throw
 };
 
+// A device failed, and what was begun could not be fenced either: pages may change behind the manager's
+// back, so it refuses all further work and says why. Close what there is and make a new one.
+class CorruptedError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // This build or machine lacks what the call needs (no CUDA compiler, no driver, no GPU).
 class NotAvailable : public std::runtime_error {
  public:

@@ -1,8 +1,12 @@
 // The KvCacheManager owns host history, the arena and all metadata, and makes requests and Batches.
 //
 // All memory is taken at construction and given back at destruction, which waits until the last
-// request and Batch is gone. Thread-compatible: one thread at a time per manager, requests and
-// Batches included.
+// request and Batch is gone.
+//
+// Thread-safe with its requests and Batches: each call holds the manager's one lock, and none waits
+// for a device under it unless it says so. A single request, and a single Batch, belongs to one
+// thread at a time; a Batch and the requests in it count as one. storage() is to look at from the
+// thread that has no other call running.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +41,25 @@ struct Occupancy {
   std::int64_t free_arena_slots = 0;
   std::int64_t largest_free_arena_run = 0;  // in slots: the largest lease that can be had now
   std::int32_t free_leases = 0;
+};
+
+// A pool group on the GPU or on the host, and how full it is.
+struct PoolGroupUse {
+  PoolGroupStatistics slots;
+  std::int32_t level = 0;
+  double utilization = 0;  // unavailable / total, what max_util_for_resume bounds on the GPU
+};
+
+// What was physically copied between the GPU and the host since the last call, fetches apart, whose
+// counts are on the device. Units count once for all member layers.
+struct CopyStatistics {
+  std::int64_t pages_to_host = 0;  // of dense layer groups, by suspend
+  std::int64_t pages_to_gpu = 0;   // by resume
+  std::int64_t units_to_host = 0;  // flushed by publish and suspend
+  std::int64_t units_to_gpu = 0;   // loaded into leases that are all window
+  std::int64_t bytes_to_host = 0;
+  std::int64_t bytes_to_gpu = 0;
+  friend bool operator==(const CopyStatistics&, const CopyStatistics&) = default;
 };
 
 class KvCacheManager {
@@ -79,12 +102,19 @@ class KvCacheManager {
   // NUMA node, an environment variable that is not understood. The manager works, maybe slower.
   [[nodiscard]] std::vector<std::string> warnings() const;
 
-  // The storage that host history lives in, made from storage_config(config): to look at. It has the
-  // manager as its owner, so it cannot be resized and gives nobody else pages.
+  // The storage of all layers, made from storage_config(config): to look at, and for the addresses and
+  // index converters of dense layers. It has the manager as its owner, so it cannot be resized and
+  // gives nobody else pages.
   [[nodiscard]] std::shared_ptr<const Storage> storage() const;
 
   [[nodiscard]] MemoryUse memory_use() const;
   [[nodiscard]] Occupancy occupancy() const;
+  // All pool groups of the storage, in its order.
+  [[nodiscard]] std::vector<PoolGroupUse> pool_group_use() const;
+  [[nodiscard]] CopyStatistics get_and_reset_copy_statistics();
+
+  // Why every call but close() raises CorruptedError from now on; empty if they do not.
+  [[nodiscard]] std::string poison_reason() const;
 
   [[nodiscard]] const std::shared_ptr<ManagerState>& state() const { return state_; }
 

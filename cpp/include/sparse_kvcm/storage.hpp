@@ -48,11 +48,22 @@ struct PoolGroupStatistics {
   friend bool operator==(const PoolGroupStatistics&, const PoolGroupStatistics&) = default;
 };
 
-// Pages of one layer group since the last call, by count. For metrics.
+// Pages of one layer group since the last call, by count. For metrics. Slots of both tiers count as
+// taken and returned; what was copied between them counts apart.
 struct LayerGroupStatistics {
   std::int64_t num_taken = 0;
   std::int64_t num_returned = 0;
-  std::int64_t num_refused = 0;  // resizes that found too few
+  std::int64_t num_refused = 0;         // calls that found too few
+  std::int64_t num_copied_to_host = 0;  // pages that a suspend moved
+  std::int64_t num_copied_to_gpu = 0;   // and a resume
+  LayerGroupStatistics& operator+=(const LayerGroupStatistics& more) {
+    num_taken += more.num_taken;
+    num_returned += more.num_returned;
+    num_refused += more.num_refused;
+    num_copied_to_host += more.num_copied_to_host;
+    num_copied_to_gpu += more.num_copied_to_gpu;
+    return *this;
+  }
   friend bool operator==(const LayerGroupStatistics&, const LayerGroupStatistics&) = default;
 };
 

@@ -108,8 +108,9 @@ struct StorageConfig {
   // that order, sum 1 within 1e-6; on the GPU it comes before typical_step. Empty = none.
   std::vector<double> initial_pool_ratio;
   std::optional<SwaScratchReuseConfig> swa_scratch_reuse;
-  // Most pages of host history, in [1, 2^31 - 1], where the host tier's quota holds more; granules
-  // that they leave stay unmapped. Empty = what the quota holds.
+  // Pages of host history, in [1, 2^31 - 1], where the host tier's quota holds as many beside the
+  // floors of the cold pools; these are dealt the rest. Without cold pools what is left stays
+  // unmapped. Empty = what the quota holds.
   std::optional<std::int32_t> max_host_pages;
   bool enable_stats = true;  // count what get_and_reset_statistics reports
 };

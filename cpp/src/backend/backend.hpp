@@ -47,6 +47,33 @@ struct Upload {
   std::size_t bytes = 0;
 };
 
+// `count` words of 32 bits, from word `offset` of a buffer on: words `source`, `source` + 1, ... of what
+// comes with them, or each -1.
+struct PatchRun {
+  static constexpr std::int32_t kMinusOne = -1;  // as `source`
+  std::int64_t offset = 0;
+  std::int32_t count = 0;
+  std::int32_t source = kMinusOne;
+};
+
+enum class PageDirection : std::uint8_t { kToHost, kToDevice };
+
+// Pages of one pool on the device and of one in host memory. `bytes` of each go, from the beginning
+// of its slot.
+struct PageCopy {
+  struct Page {
+    std::int32_t device_slot = 0;
+    std::int32_t host_slot = 0;
+  };
+  std::byte* device = nullptr;  // slot 0, as `host`; an address that kernels have
+  std::int64_t device_stride = 0;
+  std::byte* host = nullptr;
+  std::int64_t host_stride = 0;
+  std::int64_t bytes = 0;
+  std::span<const Page> pages;
+  PageDirection direction = PageDirection::kToHost;
+};
+
 // How pinned memory is made.
 struct PinnedOptions {
   FillProgress progress = nullptr;
@@ -75,6 +102,12 @@ class Backend {
 
   // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
   virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;
+  // Writes `runs` of 32-bit words into device memory, in stream order. Runs do not overlap. What they
+  // are made of may be reused when the call returns.
+  virtual void patch(std::int32_t* destination, std::span<const PatchRun> runs,
+                     std::span<const std::int32_t> words, Stream stream) = 0;
+  // Copies pages between a pool and host memory, in stream order, across borders of registrations.
+  virtual void copy_pages(const PageCopy& copy, Stream stream) = 0;
   // Copies `bytes` of device memory `source` into pinned `destination`, in stream order.
   virtual void download(Buffer& destination, const std::byte* source, std::size_t bytes,
                         Stream stream) = 0;

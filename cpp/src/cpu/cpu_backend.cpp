@@ -1,5 +1,6 @@
 #include "cpu/cpu_backend.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -83,6 +84,27 @@ std::shared_ptr<MemoryDriver> CpuBackend::memory_driver(MemoryKind kind, const W
 void CpuBackend::upload(std::span<const Upload> uploads, Stream) {
   for (const Upload& upload : uploads) {
     if (upload.bytes > 0) std::memcpy(upload.destination, upload.source, upload.bytes);
+  }
+}
+
+void CpuBackend::patch(std::int32_t* destination, std::span<const PatchRun> runs,
+                       std::span<const std::int32_t> words, Stream) {
+  for (const PatchRun& run : runs) {
+    if (run.source == PatchRun::kMinusOne) {
+      std::fill_n(destination + run.offset, run.count, -1);
+    } else {
+      std::copy_n(words.begin() + run.source, run.count, destination + run.offset);
+    }
+  }
+}
+
+void CpuBackend::copy_pages(const PageCopy& copy, Stream) {
+  for (const PageCopy::Page& page : copy.pages) {
+    std::byte* device = copy.device + page.device_slot * copy.device_stride;
+    std::byte* host = copy.host + page.host_slot * copy.host_stride;
+    const bool to_host = copy.direction == PageDirection::kToHost;
+    std::memcpy(to_host ? host : device, to_host ? device : host,
+                static_cast<std::size_t>(copy.bytes));
   }
 }
 

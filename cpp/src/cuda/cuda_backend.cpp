@@ -1,5 +1,6 @@
 #include "cuda/cuda_backend.hpp"
 
+#include <cstring>
 #include <memory>
 
 #include "core/check.hpp"
@@ -21,6 +22,30 @@ BufferPtr CudaBackend::allocate_pinned(std::size_t bytes, const PinnedOptions& o
 void CudaBackend::upload(std::span<const Upload> uploads, Stream stream) {
   const DeviceGuard guard(index_);
   staging_.upload(uploads, cuda_stream(stream));
+}
+
+void CudaBackend::patch(std::int32_t* destination, std::span<const PatchRun> runs,
+                        std::span<const std::int32_t> words, Stream stream) {
+  if (runs.empty()) return;
+  const DeviceGuard guard(index_);
+  staging_.run(
+      runs.size_bytes() + words.size_bytes(),
+      [&](std::byte* staged, const std::byte* mapped) {
+        std::memcpy(staged, runs.data(), runs.size_bytes());
+        if (!words.empty()) {
+          std::memcpy(staged + runs.size_bytes(), words.data(), words.size_bytes());
+        }
+        launch_patch(destination, reinterpret_cast<const PatchRun*>(mapped),
+                     static_cast<std::int64_t>(runs.size()),
+                     reinterpret_cast<const std::int32_t*>(mapped + runs.size_bytes()),
+                     cuda_stream(stream));
+      },
+      cuda_stream(stream));
+}
+
+void CudaBackend::copy_pages(const PageCopy& copy, Stream stream) {
+  const DeviceGuard guard(index_);
+  launch_copy_pages(copy, cuda_stream(stream));
 }
 
 void CudaBackend::download(Buffer& destination, const std::byte* source, std::size_t bytes,

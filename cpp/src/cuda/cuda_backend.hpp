@@ -26,6 +26,9 @@ class CudaBackend final : public Backend {
                                                             const Warn& warn) override;
 
   void upload(std::span<const Upload> uploads, Stream stream) override;
+  void patch(std::int32_t* destination, std::span<const PatchRun> runs,
+             std::span<const std::int32_t> words, Stream stream) override;
+  void copy_pages(const PageCopy& copy, Stream stream) override;
   void download(Buffer& destination, const std::byte* source, std::size_t bytes,
                 Stream stream) override;
   void clear(std::byte* destination, std::size_t bytes, Stream stream) override;

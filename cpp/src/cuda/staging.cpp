@@ -27,16 +27,23 @@ void Staging::upload(std::span<const Upload> uploads, cudaStream_t stream) {
   std::size_t total = 0;
   for (const Upload& upload : uploads) total += upload.bytes;
   if (total == 0) return;
+  run(
+      total,
+      [&](std::byte* staged, const std::byte*) {
+        for (const Upload& upload : uploads) {
+          if (upload.bytes == 0) continue;
+          std::memcpy(staged, upload.source, upload.bytes);
+          SPARSE_KVCM_CUDA_CHECK(cudaMemcpyAsync(upload.destination, staged, upload.bytes,
+                                                 cudaMemcpyHostToDevice, stream));
+          staged += upload.bytes;
+        }
+      },
+      stream);
+}
 
-  std::unique_ptr<Chunk> chunk = take(total);
-  std::byte* staged = chunk->memory.data();
-  for (const Upload& upload : uploads) {
-    if (upload.bytes == 0) continue;
-    std::memcpy(staged, upload.source, upload.bytes);
-    SPARSE_KVCM_CUDA_CHECK(
-        cudaMemcpyAsync(upload.destination, staged, upload.bytes, cudaMemcpyHostToDevice, stream));
-    staged += upload.bytes;
-  }
+void Staging::run(std::size_t bytes, const Work& work, cudaStream_t stream) {
+  std::unique_ptr<Chunk> chunk = take(bytes);
+  work(chunk->memory.data(), chunk->memory.device_data());
   chunk->copied.record(stream);
   const std::lock_guard lock(mutex_);
   chunks_.push_back(std::move(chunk));

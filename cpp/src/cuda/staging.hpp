@@ -1,9 +1,10 @@
-// Pinned staging for uploads: the caller's memory may be anything and may change when upload
+// Pinned staging for what the host sends: the caller's memory may be anything and may change when upload
 // returns, so its bytes go through chunks of ours. A chunk is written again only after the event
 // behind its last copy. Nothing waits: if every chunk is in flight, there is one more.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -18,6 +19,10 @@ namespace sparse_kvcm {
 class Staging {
  public:
   void upload(std::span<const Upload> uploads, cudaStream_t stream);
+  // Lets `work` write `bytes` of a chunk, whose address on the device it gets too, and enqueue on
+  // `stream` what reads them.
+  using Work = std::function<void(std::byte* staged, const std::byte* mapped)>;
+  void run(std::size_t bytes, const Work& work, cudaStream_t stream);
 
  private:
   struct Chunk {

@@ -3,12 +3,12 @@
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "core/staging_size.hpp"
+#include "manager/table_patch.hpp"
 
 namespace sparse_kvcm {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
-constexpr std::size_t kWord = sizeof(std::int32_t);
 
 // Walks the layout twice: once without memory to learn its size, once to hand out addresses.
 class Carver {
@@ -52,36 +52,46 @@ BatchMemoryUse planned_batch_memory(const KvCacheManagerConfig& config,
   return BatchMemory::planned_use(config, options);
 }
 
+BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
+                         const StorageLayout& layout)
+    : max_rows(options.max_rows),
+      num_layer_groups(static_cast<std::int32_t>(layout.layer_groups().size())),
+      max_pages(ceil_div(options.max_units, config.units_per_page())) {
+  while (!layout.layer_groups()[static_cast<std::size_t>(sparse_group)].life_cycle.is_sparse) {
+    ++sparse_group;
+  }
+}
+
 BatchMemoryUse BatchMemory::planned_use(const KvCacheManagerConfig& config,
                                         const BatchOptions& options) {
-  BatchMemory nowhere;
-  const std::int64_t bytes = nowhere.carve(config, options, nullptr);
-  return {bytes, nowhere.staging_bytes_};
+  BatchMemory nowhere(config, options, StorageLayout(storage_config(config)));
+  const std::int64_t bytes = nowhere.carve(config, nullptr);
+  return {bytes, nowhere.staging_bytes()};
 }
 
 BatchMemoryUse BatchMemory::use() const {
-  return {static_cast<std::int64_t>(buffer_->bytes()), staging_bytes_};
+  return {static_cast<std::int64_t>(buffer_->bytes()), staging_bytes()};
 }
 
 BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
-                         Backend& backend)
-    : buffer_(backend.allocate_device(
-          static_cast<std::size_t>(planned_use(config, options).device_bytes))) {
-  carve(config, options, buffer_->device_data());
+                         const StorageLayout& layout, Backend& backend)
+    : BatchMemory(config, options, layout) {
+  buffer_ = backend.allocate_device(static_cast<std::size_t>(carve(config, nullptr)));
+  carve(config, buffer_->device_data());
 }
 
-std::int64_t BatchMemory::carve(const KvCacheManagerConfig& config, const BatchOptions& options,
-                                std::byte* base) {
+std::int64_t BatchMemory::carve(const KvCacheManagerConfig& config, std::byte* base) {
   Carver carver(base);
-  const std::int64_t rows = options.max_rows;
+  const std::int64_t rows = max_rows;
   const auto groups = static_cast<std::int64_t>(config.groups.size());
-  max_pages = ceil_div(options.max_units, config.units_per_page());
   row_states = carver.take<RowState>(rows);
-  page_table = carver.take<std::int32_t>(rows * max_pages);
+  page_tables = carver.take<std::int32_t>(num_layer_groups * rows * max_pages);
+  page_counts = carver.take<std::int32_t>(num_layer_groups * rows);
   step = carver.take<StepState>(1);
   report_words = groups * rows + 1;
   step_words = report_words + 2 * groups;
   row_errors = carver.take<std::uint32_t>(step_words);
+  outputs.clear();
   for (const SelectionGroupConfig& group : config.groups) {
     ResolveOutputs out;
     out.slots = carver.take<std::int32_t>(rows * group.top_k);
@@ -97,13 +107,15 @@ std::int64_t BatchMemory::carve(const KvCacheManagerConfig& config, const BatchO
     batch_error = row_errors + groups * rows;
     for (std::size_t g = 0; g < outputs.size(); ++g) outputs[g].cursor = batch_error + 1 + 2 * g;
   }
-  // Of two steps: the largest upload, which is every row with all its pages, and the report.
-  const auto upload = static_cast<std::size_t>(rows) *
-                          (sizeof(RowState) + static_cast<std::size_t>(max_pages) * kWord) +
-                      sizeof(StepState);
-  const std::size_t report = static_cast<std::size_t>(report_words) * kWord;
-  staging_bytes_ = static_cast<std::int64_t>(2 * (staging_chunk_bytes(upload) + report));
   return carver.used();
+}
+
+std::int64_t BatchMemory::staging_bytes() const {
+  // Of two steps: the largest upload, which is every row with all its tables, and the report.
+  const std::int64_t upload = TablePatch::most_bytes(max_rows, num_layer_groups, max_pages);
+  const auto report = static_cast<std::size_t>(report_words) * sizeof(std::int32_t);
+  return static_cast<std::int64_t>(
+      2 * (staging_chunk_bytes(static_cast<std::size_t>(upload)) + report));
 }
 
 }  // namespace sparse_kvcm

@@ -1,7 +1,8 @@
 // The device memory of a Batch: one allocation, fixed addresses.
 //
 //   row_states  RowState [max_rows]
-//   page_table  int32 [max_rows, max_pages]
+//   page_tables int32 [num_layer_groups, max_rows, max_pages]
+//   page_counts int32 [num_layer_groups, max_rows]
 //   step        StepState [1]
 //   row_errors  uint32 [num_groups, max_rows], then the batch error word, then the cursors of fetch,
 //               [num_groups, 2]: all zero when a step begins
@@ -14,6 +15,7 @@
 #include "backend/backend.hpp"
 #include "sparse_kvcm/batch.hpp"
 #include "sparse_kvcm/config.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
 
 namespace sparse_kvcm {
 
@@ -22,16 +24,34 @@ void check(const char* function, const KvCacheManagerConfig& config, const Batch
 
 class BatchMemory {
  public:
-  BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options, Backend& backend);
+  // `layout` is that of the manager's storage.
+  BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
+              const StorageLayout& layout, Backend& backend);
 
   // What the constructor allocates, and what steps will take of pinned memory.
   [[nodiscard]] static BatchMemoryUse planned_use(const KvCacheManagerConfig& config,
                                                   const BatchOptions& options);
   [[nodiscard]] BatchMemoryUse use() const;
 
-  RowState* row_states = nullptr;
-  std::int32_t* page_table = nullptr;
+  // The allocation as 32-bit words; all members lie in it.
+  [[nodiscard]] std::int32_t* words() const {
+    return reinterpret_cast<std::int32_t*>(buffer_->device_data());
+  }
+  // Of one row in one layer group.
+  [[nodiscard]] std::int32_t* table(std::int32_t layer_group, std::int32_t row) const {
+    return page_tables + (std::int64_t{layer_group} * max_rows + row) * max_pages;
+  }
+  [[nodiscard]] std::int32_t* count(std::int32_t layer_group, std::int32_t row) const {
+    return page_counts + std::int64_t{layer_group} * max_rows + row;
+  }
+
+  std::int32_t max_rows = 0;
+  std::int32_t num_layer_groups = 0;
+  std::int32_t sparse_group = 0;  // the layer group whose pages are in host history
   std::int64_t max_pages = 0;
+  RowState* row_states = nullptr;
+  std::int32_t* page_tables = nullptr;
+  std::int32_t* page_counts = nullptr;
   StepState* step = nullptr;
   std::uint32_t* row_errors = nullptr;
   std::uint32_t* batch_error = nullptr;  // directly behind row_errors
@@ -40,13 +60,14 @@ class BatchMemory {
   std::vector<ResolveOutputs> outputs;   // [num_groups]
 
  private:
-  BatchMemory() = default;
+  // Without memory.
+  BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
+              const StorageLayout& layout);
   // Lays the arrays out, and says how many bytes they take. Without a `base` there are none.
-  std::int64_t carve(const KvCacheManagerConfig& config, const BatchOptions& options,
-                     std::byte* base);
+  std::int64_t carve(const KvCacheManagerConfig& config, std::byte* base);
+  [[nodiscard]] std::int64_t staging_bytes() const;
 
   BufferPtr buffer_;
-  std::int64_t staging_bytes_ = 0;
 };
 
 }  // namespace sparse_kvcm

@@ -1,10 +1,9 @@
 #include "manager/batch_state.hpp"
 
-#include <algorithm>
 #include <utility>
 
-#include "backend/ops_check.hpp"
 #include "core/check.hpp"
+#include "manager/device_work.hpp"
 
 namespace sparse_kvcm {
 
@@ -12,31 +11,39 @@ BatchState::BatchState(std::shared_ptr<ManagerState> manager, const BatchOptions
     : manager_(std::move(manager)),
       options_(options),
       id_(manager_->next_batch_id++),
-      memory_(manager_->config, options, *manager_->backend),
+      memory_(manager_->config, options, manager_->storage->layout(), *manager_->backend),
       errors_(*manager_, memory_, options.max_rows),
       seats_(static_cast<std::size_t>(options.max_rows)),
       // Unknown until the first publish, which writes -1 everywhere.
-      published_pages_(seats_.size(), static_cast<std::int32_t>(memory_.max_pages)) {
-  step_.reserve(seats_.size());  // so that opening a step cannot fail
-  for (std::int32_t row = 0; row < options_.max_rows; ++row) mark_dirty(row);
+      published_(seats_.size() * static_cast<std::size_t>(memory_.num_layer_groups),
+                 static_cast<std::int32_t>(memory_.max_pages)),
+      free_(options.max_rows),
+      dirty_(options.max_rows),
+      whole_(options.max_rows),
+      unflushed_(options.max_rows),
+      growing_(options.max_rows),
+      named_(options.max_rows),
+      patch_(memory_.words()) {
+  free_.insert_all();
+  dirty_.insert_all();
+  whole_.insert_all();
   // Launches before the first publish find nobody seated.
   const std::vector<RowState> nobody(seats_.size());
   const Upload upload{reinterpret_cast<std::byte*>(memory_.row_states), nobody.data(),
                       nobody.size() * sizeof(RowState)};
-  manager_->timeline.enter(0);
+  DeviceWork work(*manager_, "KvCacheManager.create_batch", 0);
   manager_->backend->upload({&upload, 1}, 0);
-  manager_->timeline.leave(0);
+  work.leave();
 }
 
 std::int32_t BatchState::add(const RequestPtr& request) {
   check_open("Batch.add");
   if (request->batch == this) return request->row;
   check_may_sit(*request);
-  const auto free = std::find(seats_.begin(), seats_.end(), nullptr);
-  if (free == seats_.end()) {
+  if (free_.empty()) {
     fail_state("Batch.add", "all ", options_.max_rows, " rows are taken; remove a request first");
   }
-  return seat(request, static_cast<std::int32_t>(free - seats_.begin()));
+  return seat(request, free_.first());
 }
 
 std::int32_t BatchState::add(const RequestPtr& request, std::int32_t row) {
@@ -49,26 +56,52 @@ std::int32_t BatchState::add(const RequestPtr& request, std::int32_t row) {
     fail_state("Batch.add", "the request already sits in row ", request->row, ", not in ", row);
   }
   check_may_sit(*request);
-  if (seats_[static_cast<std::size_t>(row)] != nullptr) {
+  if (at(row) != nullptr) {
     fail_argument("Batch.add", "row must be free, got the occupied row ", row);
   }
   return seat(request, row);
 }
 
+std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {
+  left_.reserve(left_.size() + seats_.size() - static_cast<std::size_t>(free_.size()) + 1);
+  if (request->last_batch_id != id_) request->reset_pending = true;
+  request->last_batch_id = id_;
+  request->batch = this;
+  request->row = row;
+  request->joined = steps_ + 1;
+  if (request->dense) request->dense->track_changes(true);
+  seats_[static_cast<std::size_t>(row)] = request;
+  free_.erase(row);
+  dirty_.insert(row);
+  whole_.insert(row);
+  if (request->watermark != request->committed) unflushed_.insert(row);
+  if (request->has_growth()) growing_.insert(row);
+  return row;
+}
+
 void BatchState::remove(const Request& request) {
   check_open("Batch.remove");
   if (request.batch != this) fail_state("Batch.remove", "the request does not sit in this Batch");
-  detach(*seats_[static_cast<std::size_t>(request.row)]);
+  detach(*at(request.row));
 }
 
 void BatchState::detach(Request& request) noexcept {
   const std::int32_t row = request.row;
-  mark_dirty(row);
-  flush_late_.erase(row);
+  RequestPtr& place = seats_[static_cast<std::size_t>(row)];
+  if (has_in_step(request)) {
+    request.left_step = this;
+    left_.push_back({place, row});  // room for it was made when it took its seat
+  }
   request.batch = nullptr;
   request.row = -1;
   request.stable_pages = 0;
-  seats_[static_cast<std::size_t>(row)].reset();
+  if (request.dense) request.dense->track_changes(false);
+  place.reset();
+  free_.insert(row);
+  dirty_.insert(row);
+  whole_.insert(row);
+  unflushed_.erase(row);
+  growing_.erase(row);
 }
 
 void BatchState::close() noexcept {
@@ -84,102 +117,6 @@ void BatchState::close() noexcept {
     if (request != nullptr) detach(*request);
   }
   closed_ = true;
-}
-
-std::vector<ResizeResult> BatchState::resize(std::span<const RowLength> lengths) {
-  const char* function = "Batch.resize";
-  check_open(function);
-  if (step_open_) {
-    fail_state(function, "a step is open; call record_read or abort_step first");
-  }
-  std::set<std::int32_t> rows;
-  for (const auto& [row, length] : lengths) {
-    if (row < 0 || row >= options_.max_rows || seats_[static_cast<std::size_t>(row)] == nullptr) {
-      fail_argument(function, "row must be a seated row in [0, ", options_.max_rows, "), got ",
-                    row);
-    }
-    if (!rows.insert(row).second) fail_argument(function, "row ", row, " is named twice");
-    const std::int32_t committed = seats_[static_cast<std::size_t>(row)]->committed;
-    if (length < committed) {
-      fail_argument(function, "length of row ", row, " must be >= its committed length ", committed,
-                    ", got ", length);
-    }
-  }
-  std::vector<ResizeResult> results;
-  for (const auto& [row, length] : lengths) {
-    Request& request = *seats_[static_cast<std::size_t>(row)];
-    const auto before = std::pair(request.length, request.pages.size());
-    results.push_back(request.resize(length));
-    if (before != std::pair(request.length, request.pages.size())) mark_dirty(row);
-  }
-  return results;
-}
-
-void BatchState::resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b,
-                         const std::int32_t* selection, std::int32_t k,
-                         std::int64_t selection_stride, const ResolveOutputs& outputs,
-                         Stream stream) {
-  const char* function = "Batch.resolve";
-  check_launch(function, group, rows, b, k);
-  if (selection == nullptr && b > 0) {
-    fail_argument(function, "selection must point to ", b, " rows of ", k, ", got null");
-  }
-  if (selection_stride < k) {
-    fail_argument(function, "selection_stride must be >= k ", k, ", got ", selection_stride);
-  }
-  const ResolveOutputs out = with_defaults(group, outputs);
-  ops::ResolveParams params;
-  params.launch = launch_rows(rows, b);
-  params.selection = selection;
-  params.selection_stride = selection_stride;
-  params.k = k;
-  params.step = memory_.step;
-  params.entries = manager_->arena.entries(group);
-  params.num_slots = manager_->arena.num_slots();
-  params.last = manager_->arena.last(group);
-  params.num_leases = manager_->config.max_leases;
-  params.max_new_units = manager_->config.max_new_units;
-  params.no_write_slot = options_.no_write_slot;
-  params.max_units = options_.max_units;
-  params.slots = out.slots;
-  params.write_slots = out.write_slots;
-  params.miss_ordinals = out.miss_ordinals;
-  params.miss_slots = out.miss_slots;
-  params.miss_counts = out.miss_counts;
-  params.hit_counts = out.hit_counts;
-  params.errors = launch_errors(group, out);
-  check(params);
-  if (b > 0) manager_->backend->resolve(params, stream);
-}
-
-void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
-                       const ResolveOutputs& outputs, Stream stream) {
-  check_launch("Batch.fetch", group, rows, b, k);
-  const ResolveOutputs out = with_defaults(group, outputs);
-  ops::FetchParams params;
-  params.launch = launch_rows(rows, b);
-  params.step = memory_.step;
-  params.miss_ordinals = out.miss_ordinals;
-  params.miss_slots = out.miss_slots;
-  params.miss_counts = out.miss_counts;
-  params.k = k;
-  params.page_table = memory_.page_table;
-  params.max_pages = memory_.max_pages;
-  params.memory = manager_->memory(group);
-  params.errors = launch_errors(group, out);
-  params.cursor = out.cursor;
-  check(params);
-  if (b > 0) manager_->backend->fetch(params, stream);
-}
-
-StepErrors BatchState::take_errors() {
-  check_open("Batch.take_errors");
-  return errors_.take();
-}
-
-ResolveOutputs BatchState::outputs(std::int32_t group) const {
-  manager_->check_group("Batch.outputs", group);
-  return memory_.outputs[static_cast<std::size_t>(group)];
 }
 
 void BatchState::check_open(const char* function) const {
@@ -201,63 +138,14 @@ void BatchState::check_may_sit(const Request& request) const {
   if (request.batch != nullptr) {
     fail_state(function, "the request sits in another Batch; remove it there first");
   }
-  if (request.step != nullptr && request.step != this) {
+  if (request.step() != nullptr && request.step() != this) {
     fail_state(function, "the request is in another Batch's open step");
   }
   if (request.need > options_.max_units) {
     fail_argument(function, "the request's need must be <= max_units ", options_.max_units,
                   ", got ", request.need);
   }
-}
-
-void BatchState::check_launch(const char* function, std::int32_t group, const std::int32_t* rows,
-                              std::int32_t b, std::int32_t k) const {
-  check_open(function);
-  manager_->check_group(function, group);
-  if (b < 0 || b > options_.max_rows) {
-    fail_argument(function, "b must be in [0, ", options_.max_rows, "], got ", b);
-  }
-  const std::int32_t top_k = manager_->config.groups[static_cast<std::size_t>(group)].top_k;
-  if (k < 1 || k > top_k) {
-    fail_argument(function, "k must be in [1, ", top_k, "] (top_k of group ", group, "), got ", k);
-  }
-  if (rows == nullptr && b > 0) {
-    fail_argument(function, "rows must point to ", b, " elements, got null");
-  }
-}
-
-std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {
-  if (request->last_batch_id != id_) request->reset_pending = true;
-  request->last_batch_id = id_;
-  request->batch = this;
-  request->row = row;
-  seats_[static_cast<std::size_t>(row)] = request;
-  mark_dirty(row);
-  return row;
-}
-
-ResolveOutputs BatchState::with_defaults(std::int32_t group, ResolveOutputs outputs) const {
-  const ResolveOutputs& own = memory_.outputs[static_cast<std::size_t>(group)];
-  // A launch on misses of its own may run beside one on the Batch's, and a cursor serves one.
-  if (outputs.miss_counts == nullptr && outputs.cursor == nullptr) outputs.cursor = own.cursor;
-  if (outputs.slots == nullptr) outputs.slots = own.slots;
-  if (outputs.write_slots == nullptr) outputs.write_slots = own.write_slots;
-  if (outputs.miss_ordinals == nullptr) outputs.miss_ordinals = own.miss_ordinals;
-  if (outputs.miss_slots == nullptr) outputs.miss_slots = own.miss_slots;
-  if (outputs.miss_counts == nullptr) outputs.miss_counts = own.miss_counts;
-  if (outputs.hit_counts == nullptr) outputs.hit_counts = own.hit_counts;
-  if (outputs.errors == nullptr) outputs.errors = own.errors;
-  return outputs;
-}
-
-ops::LaunchRows BatchState::launch_rows(const std::int32_t* rows, std::int32_t b) const {
-  return {rows, b, memory_.row_states, options_.max_rows};
-}
-
-ops::LaunchErrors BatchState::launch_errors(std::int32_t group,
-                                            const ResolveOutputs& outputs) const {
-  return {outputs.errors, memory_.row_errors + std::int64_t{group} * options_.max_rows,
-          memory_.batch_error};
+  request.check_may_sit(function);
 }
 
 }  // namespace sparse_kvcm

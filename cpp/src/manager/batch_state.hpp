@@ -1,22 +1,29 @@
 // The state behind a Batch: seats, the open step, and the device memory that launches read.
 //
-//   batch_state.cpp    seats, launches, accessors
+//   batch_state.cpp    seats
+//   batch_resize.cpp   lengths of rows
+//   batch_publish.cpp  what a publish sends
 //   batch_step.cpp     publish, wait_ready, record_read, abort_step
+//   batch_launch.cpp   resolve, fetch
 //   error_report.hpp   error words on their way back
 //
-// Invariants: a row that is not dirty has on the device exactly what its seat says; page table
-// elements of a row at and past `published_pages_` are -1 on the device.
+// Invariants: a row that is not dirty has on the device exactly what its seat says; table entries of a
+// row at and past `published` are -1 on the device; rows in `whole_` may have anything there.
+//
+// A step takes those that sat at its publish: the seats with joined <= steps_, and `left_`, who have
+// left theirs since. No list of them is made, so that a publish costs what changed and no more.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <span>
 #include <vector>
 
 #include "manager/batch_memory.hpp"
 #include "manager/error_report.hpp"
 #include "manager/request.hpp"
+#include "manager/row_set.hpp"
+#include "manager/table_patch.hpp"
 #include "sparse_kvcm/batch.hpp"
 
 namespace sparse_kvcm {
@@ -31,6 +38,7 @@ class BatchState {
   void remove(const Request& request);
   void close() noexcept;
   std::vector<ResizeResult> resize(std::span<const RowLength> lengths);
+  std::vector<ResizeResult> resize_tokens(std::span<const RowTokens> capacities, Stream stream);
 
   std::vector<std::int32_t> publish(Stream stream);
   void wait_ready(Stream stream);
@@ -49,19 +57,29 @@ class BatchState {
   void mark_dirty(std::int32_t row) { dirty_.insert(row); }
   // Empties the request's seat. REQUIRES: it sits here.
   void detach(Request& request) noexcept;
+  // Of a request that sits here, whether it did at the open step's publish.
+  [[nodiscard]] bool has_in_step(const Request& request) const {
+    return step_open_ && request.joined <= steps_;
+  }
+  // Grows a seated row and marks what that changes.
+  ResizeResult resize_row(std::int32_t row, const Request::Target& target, Stream stream);
 
   [[nodiscard]] const std::shared_ptr<ManagerState>& manager() const { return manager_; }
   [[nodiscard]] const BatchOptions& options() const { return options_; }
   [[nodiscard]] const BatchMemory& memory() const { return memory_; }
   [[nodiscard]] std::uint32_t clock() const { return clock_; }
   [[nodiscard]] bool step_open() const { return step_open_; }
-  [[nodiscard]] const std::set<std::int32_t>& dirty() const { return dirty_; }
+  [[nodiscard]] const RowSet& dirty() const { return dirty_; }
 
  private:
   using RequestPtr = std::shared_ptr<Request>;
   struct Flush {
-    RequestPtr request;
+    Request* request = nullptr;
     std::int32_t watermark = 0;  // once it is done
+  };
+  struct Left {
+    RequestPtr request;
+    std::int32_t row = 0;  // that it had
   };
 
   void check_open(const char* function) const;
@@ -69,6 +87,8 @@ class BatchState {
   void check_may_sit(const Request& request) const;
   void check_launch(const char* function, std::int32_t group, const std::int32_t* rows,
                     std::int32_t b, std::int32_t k) const;
+  void check_resize(const char* function) const;
+  [[nodiscard]] Request& seated_row(const char* function, std::int32_t row);
   std::int32_t seat(const RequestPtr& request, std::int32_t row);
   [[nodiscard]] ResolveOutputs with_defaults(std::int32_t group, ResolveOutputs outputs) const;
   [[nodiscard]] ops::LaunchRows launch_rows(const std::int32_t* rows, std::int32_t b) const;
@@ -76,26 +96,55 @@ class BatchState {
                                                 const ResolveOutputs& outputs) const;
 
   // The parts of publish, in their order.
-  void flush(Stream stream);
-  void reset_new_leases(Stream stream);
-  void upload_rows(Stream stream);
+  void plan_flush();
+  void plan_resets();
+  void plan_upload();
+  void patch_tables(std::int32_t row, const Request* request);
+  void patch_table(std::int32_t layer_group, std::int32_t row, const Request* request);
+  void send(Stream stream);
+  void finish_flush();
   void open_step(Stream stream) noexcept;
+  void distrust_device() noexcept;
+
   void close_on_device(Stream stream);
-  void end_step(const std::set<std::int32_t>& committed_rows) noexcept;
+  [[nodiscard]] bool was_seated_at_publish(std::int32_t row) const;
+  // Calls `visit` with each request of the open step.
+  template <class Visit>
+  void for_each_in_step(Visit visit) const;
+  void end_step(const RowSet& committed_rows) noexcept;
+  void end_growth(Request& request, Request::Growth growth) noexcept;
   // Ends the open step on the host alone.
   void drop_step() noexcept;
+
+  [[nodiscard]] const RequestPtr& at(std::int32_t row) const {
+    return seats_[static_cast<std::size_t>(row)];
+  }
+  [[nodiscard]] std::int32_t& published(std::int32_t layer_group, std::int32_t row) {
+    return published_[static_cast<std::size_t>(layer_group) * seats_.size() +
+                      static_cast<std::size_t>(row)];
+  }
 
   const std::shared_ptr<ManagerState> manager_;
   const BatchOptions options_;
   const std::uint64_t id_;
   BatchMemory memory_;
   ErrorReport errors_;
-  std::vector<RequestPtr> seats_;              // [max_rows]
-  std::vector<std::int32_t> published_pages_;  // [max_rows]
-  std::set<std::int32_t> dirty_;
-  std::set<std::int32_t> flush_late_;  // rows whose committed units had no host page yet
-  std::vector<RequestPtr> step_;       // [max_rows], seated at publish; empty between steps
-  Stream step_stream_ = 0;             // where the open step is read
+  std::vector<RequestPtr> seats_;        // [max_rows]
+  std::vector<std::int32_t> published_;  // [num_layer_groups, max_rows], table entries
+  RowSet free_;
+  RowSet dirty_;
+  RowSet whole_;      // of the dirty ones: their tables go up as a whole
+  RowSet unflushed_;  // rows with committed units that are not in host history
+  RowSet growing_;    // rows with pending growth
+  RowSet named_;      // by the call at hand; empty between calls
+  std::vector<Left> left_;
+  // Of the publish at hand, kept for their memory.
+  TablePatch patch_;
+  std::vector<Flush> flushes_;
+  std::vector<ops::UnitMove> moves_;
+  std::vector<ops::LeaseReset> resets_;
+  std::uint64_t steps_ = 0;  // publishes so far
+  Stream step_stream_ = 0;   // where the open step is read
   std::uint32_t clock_ = 0;
   bool step_open_ = false;
   bool closed_ = false;

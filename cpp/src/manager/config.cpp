@@ -1,9 +1,12 @@
 #include "sparse_kvcm/config.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 
 #include "core/check.hpp"
+#include "core/rounding.hpp"
+#include "sparse_kvcm/storage_layout.hpp"
 #include "storage/config_check.hpp"
 #include "storage/granule.hpp"
 
@@ -46,6 +49,71 @@ void check_groups(const KvCacheManagerConfig& config) {
   }
 }
 
+// What check(StorageConfig) does not know by these names.
+void check_dense(const KvCacheManagerConfig& config) {
+  constexpr std::int64_t kMaxQuota = std::int64_t{1} << 60;
+  const bool any = !config.dense_layers.empty();
+  check_range<std::int64_t>(kFunction, "gpu_quota", config.gpu_quota, any ? 1 : 0,
+                            any ? kMaxQuota : 0);
+  check_range<std::int64_t>(kFunction, "cold_quota", config.cold_quota, 0, any ? kMaxQuota : 0);
+  for (std::size_t i = 0; i < config.dense_layers.size(); ++i) {
+    const LayerConfig& layer = config.dense_layers[i];
+    for (const BufferConfig& buffer : layer.buffers) {
+      if (!buffer.is_sparse) continue;
+      fail_argument(kFunction, "dense_layers[", i, "] must have no sparse buffer, got \"",
+                    buffer.role, "\"; sparse layers are members of groups");
+    }
+    for (const SelectionGroupConfig& group : config.groups) {
+      if (std::ranges::count(group.layers, layer.layer_id) == 0) continue;
+      fail_argument(kFunction, "dense_layers[", i,
+                    "].layer_id must not be that of a member layer, "
+                    "got ",
+                    layer.layer_id);
+    }
+  }
+}
+
+// Granules of a tier with `pages` of history and the cold pools.
+std::int64_t host_granules(const StorageConfig& storage, const KvCacheManagerConfig& config,
+                           const std::vector<std::int64_t>& page_bytes, std::int64_t granule) {
+  std::int64_t cold = 0;
+  if (!config.dense_layers.empty()) {
+    const StorageLayout layout(storage);
+    for (const PoolGroupDesc& group : layout.pool_groups()) {
+      if (group.is_cold) cold += granules_for(group.slot_bytes, 1, granule);
+    }
+    cold = std::max(cold, ceil_div(config.cold_quota, granule));
+  }
+  return granules_for(page_bytes, config.host_pages, granule) + cold;
+}
+
+// The storage's layers and options, with quotas that are still to be found.
+StorageConfig layers_and_options(const KvCacheManagerConfig& config) {
+  StorageConfig storage;
+  storage.device = config.device;
+  storage.tokens_per_block = config.tokens_per_block;
+  storage.tokens_per_unit = config.tokens_per_unit;
+  storage.selection_groups = config.groups;
+  for (const SelectionGroupConfig& group : config.groups) {
+    const std::int64_t arena_page = group.layout.page_bytes(config.units_per_page());
+    for (const std::int32_t layer : group.layers) {
+      storage.layers.push_back({layer, {{"KEY", arena_page, {}, true}}, {}, {}});
+    }
+  }
+  storage.layers.insert(storage.layers.end(), config.dense_layers.begin(),
+                        config.dense_layers.end());
+  storage.max_util_for_resume = config.max_util_for_resume;
+  storage.constraints = config.constraints;
+  storage.typical_step = config.typical_step;
+  storage.initial_pool_ratio = config.initial_pool_ratio;
+  storage.swa_scratch_reuse = config.swa_scratch_reuse;
+  storage.enable_stats = config.enable_stats;
+  storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
+  storage.cache_tiers = {{CacheTier::kGpuMem, std::max<std::int64_t>(config.gpu_quota, 1), 0},
+                         {CacheTier::kHostMem, 1, 0}};
+  return storage;
+}
+
 }  // namespace
 
 void check(const KvCacheManagerConfig& config) {
@@ -66,32 +134,24 @@ void check(const KvCacheManagerConfig& config) {
   check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1, kMaxSlots);
   check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1, kMaxSlots);
   check_groups(config);
+  check_dense(config);
+  check(layers_and_options(config));
 }
 
 StorageConfig storage_config(const KvCacheManagerConfig& config) {
   check(config);
-  StorageConfig storage;
-  storage.device = config.device;
-  storage.tokens_per_block = config.tokens_per_block;
-  storage.tokens_per_unit = config.tokens_per_unit;
-  storage.selection_groups = config.groups;
+  StorageConfig storage = layers_and_options(config);
   std::vector<std::int64_t> page_bytes;  // of host history, by group
   for (const SelectionGroupConfig& group : config.groups) {
-    const std::int64_t arena_page = group.layout.page_bytes(config.units_per_page());
-    for (const std::int32_t layer : group.layers) {
-      storage.layers.push_back({layer, {{"KEY", arena_page, {}, true}}, {}, {}});
-    }
     const auto members = static_cast<std::int32_t>(group.layers.size());
     page_bytes.push_back(pack_host_row(group.layout, members).unit_bytes * config.units_per_page());
   }
-  storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
-  storage.cache_tiers = {{CacheTier::kGpuMem, 1, 0}, {CacheTier::kHostMem, 1, 0}};
   // Granules grow with the quota, so ask until it stays.
   std::int64_t& quota = storage.cache_tiers[kSparseHistoryLevel].quota;
   for (std::int64_t before = 0; before != quota;) {
     before = quota;
     const std::int64_t granule = granule_for(quota);
-    quota = granules_for(page_bytes, config.host_pages, granule) * granule;
+    quota = host_granules(storage, config, page_bytes, granule) * granule;
   }
   return storage;
 }

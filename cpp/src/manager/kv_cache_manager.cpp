@@ -1,12 +1,14 @@
 #include "sparse_kvcm/kv_cache_manager.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "manager/batch_state.hpp"
 #include "manager/manager_state.hpp"
 #include "manager/request.hpp"
+#include "storage/storage_state.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -82,11 +84,13 @@ KvCacheManager::KvCacheManager(std::shared_ptr<ManagerState> state) : state_(std
 KvCacheManager::~KvCacheManager() = default;
 
 std::shared_ptr<KvCache> KvCacheManager::create_kv_cache(const KvCacheOptions& options) {
+  const auto held = state_->lock_for("KvCacheManager.create_kv_cache");
   check_options(*state_, options);
   return std::make_shared<KvCache>(std::make_shared<Request>(state_, options));
 }
 
 std::shared_ptr<Batch> KvCacheManager::create_batch(const BatchOptions& options) {
+  const auto held = state_->lock_for("KvCacheManager.create_batch");
   check("KvCacheManager.create_batch", state_->config, options);
   return std::make_shared<Batch>(std::make_shared<BatchState>(state_, options));
 }
@@ -135,9 +139,34 @@ MemoryUse KvCacheManager::memory_use() const {
 }
 
 Occupancy KvCacheManager::occupancy() const {
+  const auto held = state_->lock();
   const LeaseAllocator& leases = state_->arena.leases();
   return {state_->history.num_free_pages(), leases.num_free_slots(), leases.largest_free_run(),
           leases.num_free_ids()};
+}
+
+std::vector<PoolGroupUse> KvCacheManager::pool_group_use() const {
+  const auto held = state_->lock();
+  std::vector<PoolGroupUse> all;
+  const std::vector<PoolGroupDesc>& descs = state_->storage->layout().pool_groups();
+  for (std::size_t g = 0; g < descs.size(); ++g) {
+    PoolGroupUse use{state_->storage->state()->statistics(static_cast<std::int32_t>(g)),
+                     descs[g].level, 0};
+    const auto total = static_cast<double>(std::max<std::int64_t>(use.slots.total, 1));
+    use.utilization = static_cast<double>(use.slots.unavailable) / total;
+    all.push_back(std::move(use));
+  }
+  return all;
+}
+
+CopyStatistics KvCacheManager::get_and_reset_copy_statistics() {
+  const auto held = state_->lock();
+  return std::exchange(state_->copies, {});
+}
+
+std::string KvCacheManager::poison_reason() const {
+  const auto held = state_->lock();
+  return state_->poison;
 }
 
 }  // namespace sparse_kvcm

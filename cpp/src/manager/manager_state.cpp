@@ -1,5 +1,9 @@
 #include "manager/manager_state.hpp"
 
+#include <algorithm>
+#include <exception>
+#include <limits>
+
 #include "core/check.hpp"
 #include "core/host_limits.hpp"
 #include "core/rounding.hpp"
@@ -47,6 +51,23 @@ ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
     memories_.push_back({arena.pieces(group), history.pool(group).device_data,
                          history.row_layout(group).unit_bytes, config.host_pages, arena.num_slots(),
                          config.units_per_page()});
+    for (const ops::Piece& piece : memories_.back().pieces) unit_bytes_ += piece.bytes;
+  }
+}
+
+std::unique_lock<std::mutex> ManagerState::lock_for(const char* function) {
+  std::unique_lock held(mutex);
+  if (!poison.empty()) throw CorruptedError(message(function, poison));
+  return held;
+}
+
+void ManagerState::fence_failure(const char* function, Stream stream) noexcept {
+  try {
+    timeline.leave(stream);
+  } catch (const std::exception& error) {
+    if (!poison.empty()) return;
+    poison = message(function, "the device failed, and so did the fence behind what it had begun (",
+                     error.what(), "); close this manager and make another");
   }
 }
 
@@ -62,6 +83,13 @@ void ManagerState::check_group(const char* function, std::int32_t group) const {
   }
 }
 
+void ManagerState::check_layer_group(const char* function, std::int32_t layer_group) const {
+  if (layer_group < 0 || layer_group >= num_layer_groups()) {
+    fail_argument(function, "layer_group must be in [0, ", num_layer_groups(), "), got ",
+                  layer_group);
+  }
+}
+
 LeaseShape ManagerState::lease_shape(const KvCacheOptions& options) const {
   const std::int32_t cached =
       options.cached_slots == -1 ? config.cached_slots : options.cached_slots;
@@ -71,7 +99,12 @@ LeaseShape ManagerState::lease_shape(const KvCacheOptions& options) const {
 
 void ManagerState::move_units(std::span<const ops::UnitMove> moves, ops::MoveDirection direction,
                               Stream stream) {
-  if (!moves.empty()) backend->move_units({moves, memories_, direction}, stream);
+  if (moves.empty()) return;
+  backend->move_units({moves, memories_, direction}, stream);
+  const auto count = static_cast<std::int64_t>(moves.size());
+  const bool to_host = direction == ops::MoveDirection::kArenaToHost;
+  (to_host ? copies.units_to_host : copies.units_to_gpu) += count;
+  (to_host ? copies.bytes_to_host : copies.bytes_to_gpu) += count * unit_bytes_;
 }
 
 void ManagerState::reset_leases(std::span<const ops::LeaseReset> leases, std::uint32_t clock,

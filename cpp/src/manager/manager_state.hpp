@@ -1,15 +1,21 @@
 // What a manager, its requests and its Batches share. Lives until the last of them is gone.
+//
+// `mutex` guards all of it, requests and Batches included: the public classes take it, what lies behind
+// them expects it taken.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/backend.hpp"
 #include "manager/timeline.hpp"
 #include "sparse/arena.hpp"
 #include "sparse_kvcm/config.hpp"
+#include "sparse_kvcm/kv_cache_manager.hpp"
 #include "sparse_kvcm/storage.hpp"
 #include "storage/host_history.hpp"
 
@@ -31,10 +37,19 @@ class ManagerState {
   ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend,
                const KvCacheManagerOptions& options = {});
 
+  // Takes the mutex for a call that changes something. Throws CorruptedError if the manager is poisoned.
+  [[nodiscard]] std::unique_lock<std::mutex> lock_for(const char* function);
+  // Takes it to look, or to close.
+  [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex); }
+  // After device work that failed half-way on `stream`: it becomes a part of the order, or the
+  // manager is poisoned.
+  void fence_failure(const char* function, Stream stream) noexcept;
+
   // Throws InvalidState if `stream` is being captured: what follows must not be in a graph.
   void check_not_capturing(const char* function, Stream stream) const;
-  // Throws InvalidArgument unless `group` is one of the config's.
+  // Throws InvalidArgument unless there is such a selection group, or layer group of the storage.
   void check_group(const char* function, std::int32_t group) const;
+  void check_layer_group(const char* function, std::int32_t layer_group) const;
 
   // Of a request with this need; `cached_slots` as in KvCacheOptions.
   [[nodiscard]] LeaseShape lease_shape(const KvCacheOptions& options) const;
@@ -50,6 +65,16 @@ class ManagerState {
   [[nodiscard]] std::int32_t num_groups() const {
     return static_cast<std::int32_t>(config.groups.size());
   }
+  [[nodiscard]] std::int32_t num_layer_groups() const {
+    return static_cast<std::int32_t>(storage->layout().layer_groups().size());
+  }
+  // The layer group whose pages are in host history.
+  [[nodiscard]] std::int32_t sparse_group() const { return history.layer_group(); }
+  [[nodiscard]] bool has_dense_layers() const { return !config.dense_layers.empty(); }
+
+  std::mutex mutex;
+  std::string poison;  // why the manager refuses to go on; empty = it does not
+  CopyStatistics copies;
 
   const KvCacheManagerConfig config;
   const std::shared_ptr<Backend> backend;
@@ -63,6 +88,7 @@ class ManagerState {
 
  private:
   std::vector<ops::GroupMemory> memories_;  // [num_groups]
+  std::int64_t unit_bytes_ = 0;             // of all groups, as moved
 };
 
 }  // namespace sparse_kvcm

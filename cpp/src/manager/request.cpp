@@ -1,15 +1,23 @@
 #include "manager/request.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.hpp"
+#include "core/rounding.hpp"
 #include "core/row_state.hpp"
 #include "manager/batch_state.hpp"
+#include "manager/device_work.hpp"
+#include "storage/page_migration.hpp"
 
 namespace sparse_kvcm {
 
 Request::Request(std::shared_ptr<ManagerState> manager, const KvCacheOptions& options)
-    : need(options.need), manager_(std::move(manager)), shape_(manager_->lease_shape(options)) {}
+    : need(options.need), manager_(std::move(manager)), shape_(manager_->lease_shape(options)) {
+  if (manager_->has_dense_layers()) {
+    dense = std::make_unique<RequestPages>(manager_->storage->state(), 0, PageScope::kDense);
+  }
+}
 
 bool Request::resume(Stream stream) {
   check_open("KvCache.resume");
@@ -18,7 +26,25 @@ bool Request::resume(Stream stream) {
   lease = manager_->arena.leases().acquire(shape_.cached_slots, shape_.window_slots);
   if (!lease) return false;
   try {
-    if (all_window()) load_window(0, committed, stream);
+    std::optional<PageMigration> migration;
+    if (dense) {
+      migration.emplace(*dense, PageDirection::kToDevice);
+      if (!migration->reserve(dense->history_length(), stream)) {
+        return_lease();
+        return false;
+      }
+    }
+    if (all_window() || dense) {
+      DeviceWork work(*manager_, "KvCache.resume", stream);
+      if (all_window()) load_window(0, committed, stream);
+      if (migration) migration->copy(stream);
+      work.leave();
+    }
+    if (migration) {
+      manager_->copies.pages_to_gpu += migration->num_pages();
+      manager_->copies.bytes_to_gpu += migration->num_bytes();
+      migration->commit(manager_->timeline.newest());
+    }
   } catch (...) {
     return_lease();
     throw;
@@ -30,107 +56,83 @@ bool Request::resume(Stream stream) {
 }
 
 void Request::suspend(Stream stream) {
-  check_open("KvCache.suspend");
+  constexpr const char* kFunction = "KvCache.suspend";
+  check_open(kFunction);
   if (state == KvCacheState::kSuspended) return;
-  check_not_in_step("KvCache.suspend");
-  manager_->check_not_capturing("KvCache.suspend", stream);
+  check_not_in_step(kFunction);
+  manager_->check_not_capturing(kFunction, stream);
   const auto pages_before = static_cast<std::int32_t>(pages.size());
-  std::vector<ops::UnitMove> moves;
+  std::optional<PageMigration> migration;
   try {
+    std::vector<ops::UnitMove> moves;
     if (plan_flush(moves) < committed) {
-      throw OutOfPages(message("KvCache.suspend", "host history has no page for ",
-                               committed - watermark, " window units; close or shrink others"));
+      throw OutOfPages(message(kFunction, "host history has no page for ", committed - watermark,
+                               " window units; close or shrink others"));
     }
-    manager_->timeline.enter(stream);
+    if (dense) migration.emplace(*dense, PageDirection::kToHost);
+    if (dense && !migration->reserve(std::min(history, dense->capacity()), stream)) {
+      throw OutOfPages(message(kFunction, "the cold pools have too few pages for those of dense ",
+                               "layers; close or resume others, or raise cold_quota"));
+    }
+    DeviceWork work(*manager_, kFunction, stream);
     manager_->move_units(moves, ops::MoveDirection::kArenaToHost, stream);
-    manager_->timeline.leave(stream);
+    if (migration) migration->copy(stream);
+    work.leave();
   } catch (...) {
-    manager_->history.keep_pages(pages, pages_before);
+    keep_pages(pages_before);
     throw;
   }
   leave_seat();
+  if (migration) {
+    manager_->copies.pages_to_host += migration->num_pages();
+    manager_->copies.bytes_to_host += migration->num_bytes();
+    migration->commit(manager_->timeline.newest());
+  }
   return_lease();
   length = watermark = window_begin = committed;
+  tokens = history;
   trim_pages(committed);
   state = KvCacheState::kSuspended;
-}
-
-void Request::import_history(std::span<const UnitRows> layers, std::int32_t num_units,
-                             Stream stream) {
-  check_import(layers, num_units);
-  manager_->check_not_capturing("KvCache.import_history", stream);
-  const auto pages_before = static_cast<std::int32_t>(pages.size());
-  const std::int32_t new_length = committed + num_units;
-  try {
-    if (!take_pages(new_length)) {
-      throw OutOfPages(message("KvCache.import_history", "host history lacks pages for ", num_units,
-                               " units: ", manager_->history.num_free_pages(),
-                               " are free beyond those taken; close or shrink others"));
-    }
-    manager_->timeline.join();
-    std::size_t first_layer = 0;
-    for (std::int32_t group = 0; group < manager_->num_groups(); ++group) {
-      const std::size_t members =
-          manager_->config.groups[static_cast<std::size_t>(group)].layers.size();
-      manager_->history.write(group, layers.subspan(first_layer, members), pages, committed,
-                              num_units);
-      first_layer += members;
-    }
-    if (all_window()) load_window(committed, new_length, stream);
-  } catch (...) {
-    manager_->history.keep_pages(pages, pages_before);
-    throw;
-  }
-  length = committed = watermark = new_length;
-  window_begin = all_window() ? 0 : new_length;
-  if (batch != nullptr) batch->mark_dirty(row);
 }
 
 void Request::close() noexcept {
   if (state == KvCacheState::kClosed) return;
   state = KvCacheState::kClosed;
+  // Buffers are the caller's, who may drop them now, whatever a step still keeps.
+  std::ranges::fill(host_buffer_, kBadPageIndex);
+  host_buffer_ = {};
+  if (dense) dense->drop_index_bufs();
   leave_seat();
-  if (step == nullptr) end_step(0);
+  if (left_step == nullptr) end_step(Growth::kDrop);
 }
 
-ResizeResult Request::resize(std::int32_t new_length) {
-  if (new_length > need) return ResizeResult::kPastNeed;
-  if (new_length - committed > manager_->config.max_new_units) return ResizeResult::kPastNewUnits;
-  const auto pages_before = static_cast<std::int32_t>(pages.size());
-  take_pages(new_length);
-  if (new_length > std::int64_t{lease->window_slots} + reach()) {
-    manager_->history.keep_pages(pages, pages_before);
-    return ResizeResult::kPastWindow;
+std::vector<std::int32_t> Request::page_indices(std::int32_t layer_group) const {
+  if (layer_group == manager_->sparse_group()) return pages;
+  const auto slots = dense->get_base_page_indices(layer_group);
+  return {slots.begin(), slots.end()};
+}
+
+void Request::set_index_buffer(std::int32_t layer_group, std::span<std::int32_t> buffer) {
+  constexpr const char* kFunction = "KvCache.set_base_page_index_buf";
+  check_open(kFunction);
+  const std::int32_t most = ceil_div(need, manager_->config.units_per_page());
+  if (!buffer.empty() && std::cmp_less(buffer.size(), most)) {
+    fail_argument(kFunction, "buffer must have at least ", most,
+                  " entries, the most pages of this request, got ", buffer.size());
   }
-  trim_pages(new_length);
-  length = new_length;
-  return ResizeResult::kOk;
-}
-
-std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {
-  take_pages(committed);
-  const std::int32_t target = reach();
-  for (std::int32_t ordinal = watermark; ordinal < target; ++ordinal) {
-    moves.push_back(
-        {manager_->history.host_unit(pages, ordinal), window_slot(row_state(), ordinal)});
+  if (layer_group != manager_->sparse_group()) {
+    return dense->set_base_page_index_buf(layer_group, buffer);
   }
-  return std::max(target, watermark);
+  host_buffer_ = buffer;
+  std::ranges::fill(buffer, kBadPageIndex);
+  std::ranges::copy(pages, buffer.begin());
 }
 
-void Request::end_step(std::int32_t new_length) noexcept {
-  step = nullptr;
-  if (state == KvCacheState::kClosed) {
-    return_lease();
-    manager_->history.keep_pages(pages, 0);
-    length = committed = watermark = window_begin = 0;
-    return;
-  }
-  length = committed = new_length;
-  trim_pages(new_length);
-}
-
-std::int32_t Request::next_window_begin() const {
-  return std::max(window_begin, length - lease->window_slots);
+std::vector<LayerGroupStatistics> Request::get_and_reset_statistics() {
+  std::vector<LayerGroupStatistics> all(static_cast<std::size_t>(manager_->num_layer_groups()));
+  if (dense) all = dense->get_and_reset_statistics();
+  all[static_cast<std::size_t>(manager_->sparse_group())] = std::exchange(host_counter_, {});
+  return all;
 }
 
 RowState Request::row_state() const {
@@ -142,47 +144,31 @@ ops::LeaseReset Request::lease_reset() const {
   return {lease->id, lease->base, lease->cached_slots};
 }
 
+const BatchState* Request::step() const {
+  if (left_step != nullptr) return left_step;
+  return batch != nullptr && batch->has_in_step(*this) ? batch : nullptr;
+}
+
 void Request::check_open(const char* function) const {
   if (state == KvCacheState::kClosed) fail_state(function, "the request is closed");
 }
 
 void Request::check_not_in_step(const char* function) const {
-  if (step != nullptr) {
+  if (step() != nullptr) {
     fail_state(function, "the request is in an open step; call record_read or abort_step first");
   }
 }
 
-void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_units) const {
-  const char* function = "KvCache.import_history";
-  check_open(function);
-  check_not_in_step(function);
-  if (length != committed) {
-    fail_state(function, length - committed,
-               " units of growth are pending; publish and record "
-               "them, or resize the row back");
+void Request::check_may_sit(const char* function) const {
+  if (!dense) return;
+  const std::int32_t units = history / manager_->config.tokens_per_unit;
+  if (units != committed) {
+    fail_state(function, "the ", history, " computed tokens have ", units, " units, of which ",
+               committed, " are there; import the rest first");
   }
-  if (watermark != committed) {
-    fail_state(function, "the watermark ", watermark, " is below the committed length ", committed,
-               "; publish or suspend first");
-  }
-  if (num_units < 0 || num_units > need - committed) {
-    fail_argument(function, "num_units must be in [0, ", need - committed, "] (need ", need,
-                  ", committed ", committed, "), got ", num_units);
-  }
-  if (layers.size() != manager_->layers.size()) {
-    fail_argument(function, "layers must have one element per member layer, ",
-                  manager_->layers.size(), ", got ", layers.size());
-  }
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto group = static_cast<std::size_t>(manager_->layer_groups[i]);
-    const std::int64_t unit_bytes = manager_->config.groups[group].layout.unit_bytes();
-    if (layers[i].data == nullptr && num_units > 0) {
-      fail_argument(function, "layers[", i, "].data must point to ", num_units, " rows, got null");
-    }
-    if (layers[i].row_stride < unit_bytes) {
-      fail_argument(function, "layers[", i, "].row_stride must be >= ", unit_bytes, " bytes, got ",
-                    layers[i].row_stride);
-    }
+  if (dense->capacity() < history) {
+    fail_state(function, "dense layers have pages for ", dense->capacity(), " of ", history,
+               " computed tokens; resize the request first");
   }
 }
 
@@ -192,24 +178,7 @@ void Request::load_window(std::int32_t first, std::int32_t last, Stream stream) 
     moves.push_back(
         {manager_->history.host_unit(pages, ordinal), window_slot(row_state(), ordinal)});
   }
-  manager_->timeline.enter(stream);
   manager_->move_units(moves, ops::MoveDirection::kHostToArena, stream);
-  manager_->timeline.leave(stream);
-}
-
-std::int32_t Request::reach() const {
-  const std::int64_t covered =
-      static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
-  return static_cast<std::int32_t>(std::min<std::int64_t>(committed, covered));
-}
-
-bool Request::take_pages(std::int32_t units) {
-  return manager_->history.take_pages(pages, units, need);
-}
-
-void Request::trim_pages(std::int32_t units) {
-  manager_->history.trim_pages(pages, units);
-  stable_pages = std::min(stable_pages, static_cast<std::int32_t>(pages.size()));
 }
 
 void Request::leave_seat() noexcept {

@@ -21,6 +21,8 @@ class Timeline {
   void join() {
     if (newest_) backend_.synchronize(*newest_);
   }
+  // Behind all work that has left; null if there was none.
+  [[nodiscard]] const EventPtr& newest() const { return newest_; }
 
  private:
   Backend& backend_;

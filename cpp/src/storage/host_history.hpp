@@ -21,6 +21,8 @@ class HostHistory {
   // REQUIRES: the storage has sparse layers, and their pools are filled.
   explicit HostHistory(StorageState& storage);
 
+  // The sparse layer group.
+  [[nodiscard]] std::int32_t layer_group() const { return layer_group_; }
   [[nodiscard]] const HostRowLayout& row_layout(std::int32_t group) const;
   // [pages, units_per_page, host_unit_bytes]
   [[nodiscard]] MemoryView pool(std::int32_t group) const;

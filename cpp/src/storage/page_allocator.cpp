@@ -60,10 +60,27 @@ bool PageAllocator::grow(std::vector<std::int32_t>& pages, std::int32_t count,
   return missing() <= 0;
 }
 
+void PageAllocator::share(std::span<const std::int32_t> pages) {
+  for (const std::int32_t page : pages) ++more_owners_[page];
+}
+
+// Takes one owner of the page away, if there is another.
+bool PageAllocator::has_other_owner(std::int32_t page) {
+  const auto found = more_owners_.find(page);
+  if (found == more_owners_.end()) return false;
+  if (--found->second == 0) more_owners_.erase(found);
+  return true;
+}
+
 void PageAllocator::shrink(std::vector<std::int32_t>& pages, std::int32_t count) {
   if (static_cast<std::int32_t>(pages.size()) <= count) return;
   unclaim(pages.back() + 1);
   const auto kept = pages.begin() + count;
+  if (!more_owners_.empty()) {
+    pages.erase(std::remove_if(kept, pages.end(),
+                               [this](std::int32_t page) { return has_other_owner(page); }),
+                pages.end());
+  }
   for (auto first = kept; first != pages.end();) {
     auto last = std::next(first);
     while (last != pages.end() && *last == *std::prev(last) + 1) ++last;

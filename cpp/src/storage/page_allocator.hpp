@@ -15,6 +15,8 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace sparse_kvcm {
@@ -35,6 +37,10 @@ class PageAllocator {
   // that the request may ever have. Returns true if it has `count` now; on false it keeps what
   // there was. Never shrinks.
   bool grow(std::vector<std::int32_t>& pages, std::int32_t count, std::int32_t expected);
+
+  // Makes one more request an owner of `pages`, which are in use: they are free again when each owner
+  // has given them back.
+  void share(std::span<const std::int32_t> pages);
 
   // Gives back all but the first `count` pages. No-op if there are no more than that.
   void shrink(std::vector<std::int32_t>& pages, std::int32_t count);
@@ -57,9 +63,11 @@ class PageAllocator {
   void insert_free(std::int32_t first, std::int32_t size);
   void insert_drained(std::int32_t first, std::int32_t size);
   void unclaim(std::int32_t first);
+  [[nodiscard]] bool has_other_owner(std::int32_t page);
 
   Runs runs_;
   std::map<std::int32_t, std::int32_t> drained_;  // free at or beyond the target: first -> pages
+  std::unordered_map<std::int32_t, std::int32_t> more_owners_;  // page -> owners beside the first
   std::int32_t num_free_;
   std::int32_t target_;
   std::int32_t known_;  // pages that have been below a target; those beyond are in no map

@@ -195,6 +195,24 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
 
   const std::int64_t all_granules = effective_quota(level, quota) / granule;
   std::int64_t granules = all_granules;
+  // Host history with a set size takes it before the rest is dealt, if the floors of the rest let it.
+  const auto history = std::ranges::find_if(
+      hands, [&](const Hand& hand) { return pool_groups_[hand.pool_group].is_sparse; });
+  bool history_is_set = false;
+  if (config_.max_host_pages && history != hands.end() && hands.size() > 1) {
+    std::int64_t floors = 0;
+    for (const Hand& hand : hands) {
+      const bool is_history = hand.pool_group == history->pool_group;
+      floors += granules_for(bytes_of(hand), is_history ? *config_.max_host_pages : hand.min_slots,
+                             granule);
+    }
+    history_is_set = floors <= granules && *config_.max_host_pages >= history->min_slots;
+    if (history_is_set) {
+      slots[history->pool_group] = *config_.max_host_pages;
+      granules -= granules_for(bytes_of(*history), *config_.max_host_pages, granule);
+      hands.erase(history);
+    }
+  }
   for (std::size_t dealt = 0; !hands.empty() && hands.size() != dealt;) {
     dealt = hands.size();
     const std::vector<std::int64_t> shares = deal(hands, granules);
@@ -210,7 +228,9 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
     });
   }
   for (const Hand& hand : hands) slots[hand.pool_group] = hand.slots;
-  if (level == kSparseHistoryLevel) leave_rest_to_history(all_granules, granule, slots);
+  if (level == kSparseHistoryLevel && !history_is_set) {
+    leave_rest_to_history(all_granules, granule, slots);
+  }
   if (config_.max_host_pages) {
     for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
       if (pool_groups_[g].is_sparse)

@@ -1,4 +1,4 @@
-// A resize is planned in copies of the tables, then committed. Everything that can fail comes before
+// A resize is planned as a list of changes, then committed. Everything that can fail comes before
 // the first change that another request could see.
 //
 // Slots that a layer group gives up go to what it takes first: same stream, so nothing has to wait.
@@ -10,35 +10,42 @@
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
+#include "storage/request_pages_plan.hpp"
 #include "storage/storage_state.hpp"
 
 namespace sparse_kvcm {
 
-// The next state of one layer group's table, and how to get there.
-struct RequestPages::Plan {
-  Table next;
-  std::vector<std::int32_t> given;    // slots that the table no longer has
-  std::vector<std::int32_t*> wanted;  // entries of `next` without a slot
-  std::vector<Slot> taken;            // from the pool group, for the last of `wanted`
-};
-
-RequestPages::RequestPages(std::shared_ptr<StorageState> storage, std::int32_t expected_length)
+RequestPages::RequestPages(std::shared_ptr<StorageState> storage, std::int32_t expected_length,
+                           PageScope scope)
     : storage_(std::move(storage)),
       tables_(storage_->layout.layer_groups().size()),
+      counters_(tables_.size()),
       expected_length_(expected_length),
+      scope_(scope),
       scratch_reuse_(storage_->layout.config().swa_scratch_reuse.has_value()) {}
 
 RequestPages::~RequestPages() { close(last_stream_); }
 
+void RequestPages::check_usable(const char* function, Stream stream) const {
+  if (closed_) fail_state(function, "the request is closed");
+  if (storage_->backend->is_capturing(stream)) fail_state(function, "the stream is capturing");
+}
+
 void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length,
                                 Stream stream) const {
   constexpr const char* kFunction = "RequestPages.resize";
-  if (closed_) fail_state(kFunction, "the request is closed");
-  if (storage_->backend->is_capturing(stream)) fail_state(kFunction, "the stream is capturing");
+  check_usable(kFunction, stream);
+  if (suspended_) fail_state(kFunction, "the request is suspended; resume it first");
   if (history_length < history_length_ || history_length > capacity) {
     fail_argument(kFunction, "history_length must be in [", history_length_,
                   ", capacity], where it was and what there is room for, got ", history_length,
                   " with a capacity of ", capacity);
+  }
+  const std::int32_t pages = ceil_div(capacity, storage_->layout.config().tokens_per_block);
+  for (const Table& table : tables_) {
+    if (table.buffer.empty() || std::cmp_greater_equal(table.buffer.size(), pages)) continue;
+    fail_argument(kFunction, "capacity must fit an index buffer of ", table.buffer.size(),
+                  " pages, got ", capacity, ", ", pages, " pages");
   }
   if (!has_scratch_slots()) return;
   const std::int32_t rewind = storage_->layout.config().swa_scratch_reuse->max_rewind_len;
@@ -50,82 +57,21 @@ void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_leng
   }
 }
 
-// Which pages stay, go and come in one dense layer group.
-RequestPages::Plan RequestPages::plan_table(std::int32_t layer_group, KvCacheDesc request) const {
-  const StorageLayout& layout = storage_->layout;
-  const std::int32_t tokens = layout.config().tokens_per_block;
-  const Table& table = tables_[static_cast<std::size_t>(layer_group)];
-  const LifeCycle& life_cycle =
-      layout.layer_groups()[static_cast<std::size_t>(layer_group)].life_cycle;
-  const PageRange stale = stale_pages(life_cycle, tokens, request.history_length);
-  Plan plan;
-  if (scratch_reuse_) plan.next.scratch = layout.scratch_range(layer_group, request);
-  const auto num_pages = static_cast<std::size_t>(ceil_div(request.capacity, tokens));
-  plan.next.slots.assign(num_pages, kBadPageIndex);
-  auto keeps = [&](std::int32_t page) {
-    return !stale.contains(page) && !plan.next.scratch.contains(page);
-  };
-  for (std::size_t page = 0; page < std::max(num_pages, table.slots.size()); ++page) {
-    const std::int32_t slot = page < table.slots.size() ? table.slots[page] : kBadPageIndex;
-    const bool kept = page < num_pages && keeps(static_cast<std::int32_t>(page));
-    if (kept) plan.next.slots[page] = slot;
-    if (!kept && slot != kBadPageIndex) plan.given.push_back(slot);
-    if (kept && slot == kBadPageIndex) plan.wanted.push_back(&plan.next.slots[page]);
-  }
-  const auto num_scratch =
-      static_cast<std::size_t>(layout.scratch_slots(layer_group, plan.next.scratch.size()));
-  const std::size_t same = std::min(num_scratch, table.scratch_slots.size());
-  const auto kept_end = table.scratch_slots.begin() + static_cast<std::ptrdiff_t>(same);
-  plan.next.scratch_slots.assign(table.scratch_slots.begin(), kept_end);
-  plan.next.scratch_slots.resize(num_scratch, kBadPageIndex);
-  plan.given.insert(plan.given.end(), kept_end, table.scratch_slots.end());
-  for (std::size_t i = same; i < num_scratch; ++i) {
-    plan.wanted.push_back(&plan.next.scratch_slots[i]);
-  }
-  return plan;
-}
-
-// Fills the entries that want a slot. False if the pool group has too few; the plan then holds what
-// it took.
-bool RequestPages::take_slots(std::int32_t layer_group, Plan& plan, Stream stream) const {
-  PoolGroup& home = storage_->home(layer_group);
-  home.refresh();
-  auto wanted = plan.wanted.begin();
-  std::vector<std::int32_t> left;
-  for (const std::int32_t slot : plan.given) {
-    if (wanted != plan.wanted.end() && slot < home.slots().target()) {
-      **wanted++ = slot;
-    } else {
-      left.push_back(slot);
-    }
-  }
-  plan.given = std::move(left);
-  const auto missing = static_cast<std::int32_t>(plan.wanted.end() - wanted);
-  if (!home.slots().allocate(missing, plan.taken)) return false;
-  for (const Slot& slot : plan.taken) {
-    if (slot.ready) storage_->backend->wait(stream, *slot.ready);
-    **wanted++ = slot.id;
-  }
-  return true;
-}
-
-// Whether the pool groups could hold the request if they had no other, before tables are made for
-// it.
-bool RequestPages::could_fit(KvCacheDesc request) const {
+// A layer group whose pool group could not hold the request if it had no other, or -1: asked before
+// tables are made for it.
+std::int32_t RequestPages::hopeless_group(KvCacheDesc request) const {
   const StorageLayout& layout = storage_->layout;
   const std::int32_t tokens = layout.config().tokens_per_block;
   for (std::int32_t group = 0; std::cmp_less(group, tables_.size()); ++group) {
+    if (is_left_out(group)) continue;
     const LifeCycle& life_cycle = layout.layer_groups()[static_cast<std::size_t>(group)].life_cycle;
     std::int32_t pages = ceil_div(request.capacity, tokens) -
                          stale_pages(life_cycle, tokens, request.history_length).size();
     if (scratch_reuse_) pages -= layout.scratch_range(group, request).size();
     const PoolGroup& home = storage_->home(group);
-    if (pages > home.num_slots() + home.num_draining()) {
-      storage_->count(group, {0, 0, 1});
-      return false;
-    }
+    if (pages > home.num_slots() + home.num_draining()) return group;
   }
-  return true;
+  return -1;
 }
 
 // Most steps of decoding: the new token falls into a page that is there, and no page leaves a window.
@@ -158,39 +104,46 @@ bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, St
 
 bool RequestPages::move(std::int32_t capacity, std::int32_t history_length, Stream stream) {
   storage_->settle();
-  if (!could_fit({capacity, history_length})) return false;
+  std::int32_t lacking = hopeless_group({capacity, history_length});
   std::vector<Plan> plans;
-  bool enough = true;
+  plans.reserve(tables_.size());
   try {
-    for (std::int32_t group = 0; enough && std::cmp_less(group, tables_.size()); ++group) {
-      if (is_sparse(group)) {
-        plans.emplace_back().next = tables_[static_cast<std::size_t>(group)];
-        enough = grow_sparse(group, capacity, plans.back().next);
-      } else {
-        plans.push_back(plan_table(group, {capacity, history_length}));
-        enough = take_slots(group, plans.back(), stream);
-      }
-      if (!enough) storage_->count(group, {0, 0, 1});
+    for (std::int32_t group = 0; lacking < 0 && std::cmp_less(group, tables_.size()); ++group) {
+      plans.emplace_back();
+      if (!plan_group(group, {capacity, history_length}, plans.back(), stream)) lacking = group;
     }
-    if (enough) {
-      commit(plans, capacity, stream);
-    } else {
-      undo(plans);
-    }
+    if (lacking < 0) commit(plans, capacity, stream);
   } catch (...) {
     undo(plans);
     throw;
   }
-  return enough;
+  if (lacking < 0) return true;
+  undo(plans);
+  count(lacking, {0, 0, 1});
+  return false;
 }
 
-// Host pages for the whole capacity, in one run where possible.
-bool RequestPages::grow_sparse(std::int32_t layer_group, std::int32_t capacity, Table& next) const {
+bool RequestPages::plan_group(std::int32_t layer_group, KvCacheDesc request, Plan& plan,
+                              Stream stream) {
+  if (is_left_out(layer_group)) return true;
+  if (!is_sparse(layer_group)) {
+    plan = plan_table(layer_group, request);
+    return take_slots(layer_group, plan, stream);
+  }
+  plan.num_pages =
+      static_cast<std::int32_t>(tables_[static_cast<std::size_t>(layer_group)].slots.size());
+  return grow_sparse(layer_group, request.capacity);
+}
+
+// Host pages for the whole capacity, in one run where possible. What was taken shows by the size that
+// the plan remembers.
+bool RequestPages::grow_sparse(std::int32_t layer_group, std::int32_t capacity) {
   const std::int32_t tokens = storage_->layout.config().tokens_per_block;
   const std::int32_t pages = ceil_div(capacity, tokens);
   PoolGroup& home = storage_->home(layer_group);
   home.refresh();
-  return home.pages().grow(next.slots, pages, std::max(pages, ceil_div(expected_length_, tokens)));
+  return home.pages().grow(tables_[static_cast<std::size_t>(layer_group)].slots, pages,
+                           std::max(pages, ceil_div(expected_length_, tokens)));
 }
 
 void RequestPages::commit(std::vector<Plan>& plans, std::int32_t capacity, Stream stream) {
@@ -199,47 +152,74 @@ void RequestPages::commit(std::vector<Plan>& plans, std::int32_t capacity, Strea
   const std::int32_t pages = ceil_div(capacity, storage_->layout.config().tokens_per_block);
   for (std::size_t g = 0; g < plans.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    const std::int64_t before = num_slots(tables_[g]);
-    std::int64_t returned = std::ssize(plans[g].given);
-    tables_[g] = std::move(plans[g].next);
+    Table& table = tables_[g];
+    Plan& plan = plans[g];
+    if (is_left_out(group)) continue;
     if (is_sparse(group)) {
-      storage_->home(group).pages().shrink(tables_[g].slots, pages);
-      returned = std::max<std::int64_t>(0, before - pages);
+      const std::int32_t before = plan.num_pages;
+      storage_->home(group).pages().shrink(table.slots, pages);
+      for (std::int32_t page = std::min(before, pages); page < std::max(before, pages); ++page) {
+        set_entry(table, page, page < pages ? table.slots[static_cast<std::size_t>(page)] : -1);
+      }
+      count(group, {std::max(0, pages - before), std::max(0, before - pages), 0});
+      continue;
     }
-    for (const std::int32_t slot : plans[g].given) {
-      storage_->home(group).slots().release({slot, ready});
-    }
-    storage_->count(group, {num_slots(tables_[g]) - before + returned, returned, 0});
+    apply(table, plan);
+    for (const std::int32_t slot : plan.given) storage_->home(group).slots().release({slot, ready});
+    count(group, {std::ssize(plan.taken), std::ssize(plan.given), 0});
   }
+}
+
+void RequestPages::apply(Table& table, const Plan& plan) {
+  const auto old_pages = static_cast<std::int32_t>(table.slots.size());
+  set_size(table, std::max(old_pages, plan.num_pages));
+  for (const Plan::Edit& edit : plan.edits) set_entry(table, edit.page, edit.slot);
+  set_size(table, plan.num_pages);
+  table.scratch = plan.scratch;
+  table.scratch_slots = plan.scratch_slots;
+}
+
+void RequestPages::set_size(Table& table, std::int32_t pages) {
+  table.slots.resize(static_cast<std::size_t>(pages), kBadPageIndex);
+}
+
+void RequestPages::set_entry(Table& table, std::int32_t page, std::int32_t slot) {
+  const auto index = static_cast<std::size_t>(page);
+  if (index < table.slots.size()) table.slots[index] = slot;
+  if (index < table.buffer.size()) table.buffer[index] = slot;
+  if (track_changes_) table.changes.push_back(page);
 }
 
 void RequestPages::undo(std::vector<Plan>& plans) {
   for (std::size_t g = 0; g < plans.size(); ++g) {
-    PoolGroup& home = storage_->home(static_cast<std::int32_t>(g));
-    if (is_sparse(static_cast<std::int32_t>(g))) {
-      const auto before = static_cast<std::int32_t>(tables_[g].slots.size());
-      home.pages().shrink(plans[g].next.slots, before);
-    }
+    const auto group = static_cast<std::int32_t>(g);
+    if (is_left_out(group)) continue;
+    PoolGroup& home = storage_->home(group);
+    if (is_sparse(group)) home.pages().shrink(tables_[g].slots, plans[g].num_pages);
     for (const Slot& slot : plans[g].taken) home.slots().release(slot);
     plans[g].taken.clear();
   }
 }
 
 void RequestPages::drop_step(Stream stream) {
-  constexpr const char* kFunction = "RequestPages.drop_step";
-  if (closed_) fail_state(kFunction, "the request is closed");
-  if (storage_->backend->is_capturing(stream)) fail_state(kFunction, "the stream is capturing");
+  check_usable("RequestPages.drop_step", stream);
+  if (suspended_) return;
   last_stream_ = stream;
   std::vector<Plan> plans(tables_.size());
   const std::int32_t tokens = storage_->layout.config().tokens_per_block;
-  const auto pages = static_cast<std::size_t>(ceil_div(history_length_, tokens));
+  const std::int32_t pages = ceil_div(history_length_, tokens);
   for (std::size_t g = 0; g < plans.size(); ++g) {
-    plans[g].next.slots = tables_[g].slots;
-    if (is_sparse(static_cast<std::int32_t>(g))) continue;
-    plans[g].given = tables_[g].scratch_slots;
-    std::vector<std::int32_t>& slots = plans[g].next.slots;
-    for (; slots.size() > pages; slots.pop_back()) {
-      if (slots.back() != kBadPageIndex) plans[g].given.push_back(slots.back());
+    Plan& plan = plans[g];
+    const std::vector<std::int32_t>& slots = tables_[g].slots;
+    if (is_sparse(static_cast<std::int32_t>(g))) {
+      plan.num_pages = static_cast<std::int32_t>(slots.size());
+      continue;
+    }
+    plan.num_pages = std::min(pages, static_cast<std::int32_t>(slots.size()));
+    plan.given = tables_[g].scratch_slots;
+    for (auto page = static_cast<std::size_t>(plan.num_pages); page < slots.size(); ++page) {
+      if (slots[page] != kBadPageIndex) plan.given.push_back(slots[page]);
+      plan.edits.push_back({static_cast<std::int32_t>(page), kBadPageIndex, false});
     }
   }
   commit(plans, history_length_, stream);
@@ -250,11 +230,13 @@ void RequestPages::drop_step(Stream stream) {
 void RequestPages::close(Stream stream) noexcept {
   if (closed_) return;
   closed_ = true;
+  drop_index_bufs();
   std::vector<SlotOfGroup> given;
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
+    if (is_left_out(group)) continue;
     Table table = std::exchange(tables_[g], {});
-    storage_->count(group, {0, num_slots(table), 0});
+    count(group, {0, num_slots(table), 0});
     if (is_sparse(group)) {
       storage_->home(group).pages().shrink(table.slots, 0);
       continue;
@@ -263,6 +245,9 @@ void RequestPages::close(Stream stream) noexcept {
       for (const std::int32_t slot : slots) {
         if (slot != kBadPageIndex) given.push_back({group, slot});
       }
+    }
+    for (const HostPage& page : table.host_pages) {
+      storage_->cold_home(group).slots().release({page.slot, host_ready_});
     }
   }
   storage_->give_back(stream, std::move(given));
@@ -283,6 +268,50 @@ void RequestPages::copy_base_page_indices(std::int32_t layer_group,
   }
   const auto end = std::ranges::copy(slots, indices.begin()).out;
   std::fill(end, indices.end(), kBadPageIndex);
+}
+
+void RequestPages::set_base_page_index_buf(std::int32_t layer_group,
+                                           std::span<std::int32_t> buffer) {
+  constexpr const char* kFunction = "RequestPages.set_base_page_index_buf";
+  if (closed_) fail_state(kFunction, "the request is closed");
+  static_cast<void>(table(kFunction, layer_group));
+  Table& table = tables_[static_cast<std::size_t>(layer_group)];
+  if (!buffer.empty() && buffer.size() < table.slots.size()) {
+    fail_argument(kFunction, "buffer must have at least ", table.slots.size(),
+                  " entries, one per page, got ", buffer.size());
+  }
+  table.buffer = buffer;
+  if (!buffer.empty()) copy_base_page_indices(layer_group, buffer);
+}
+
+void RequestPages::drop_index_bufs() noexcept {
+  for (Table& table : tables_) {
+    std::ranges::fill(table.buffer, kBadPageIndex);
+    table.buffer = {};
+  }
+}
+
+void RequestPages::track_changes(bool on) {
+  forget_changes();
+  track_changes_ = on;
+}
+
+std::span<const std::int32_t> RequestPages::changes(std::int32_t layer_group) const {
+  return table("RequestPages.changes", layer_group).changes;
+}
+
+void RequestPages::forget_changes() {
+  for (Table& table : tables_) table.changes.clear();
+}
+
+std::vector<LayerGroupStatistics> RequestPages::get_and_reset_statistics() {
+  std::vector<LayerGroupStatistics> fresh(counters_.size());
+  return std::exchange(counters_, std::move(fresh));
+}
+
+void RequestPages::count(std::int32_t layer_group, const LayerGroupStatistics& more) {
+  storage_->count(layer_group, more);
+  counters_[static_cast<std::size_t>(layer_group)] += more;
 }
 
 PageRange RequestPages::get_swa_scratch_range(std::int32_t layer_group) const {
@@ -321,9 +350,13 @@ bool RequestPages::is_sparse(std::int32_t layer_group) const {
       .life_cycle.is_sparse;
 }
 
+bool RequestPages::is_left_out(std::int32_t layer_group) const {
+  return scope_ == PageScope::kDense && is_sparse(layer_group);
+}
+
 std::int64_t RequestPages::num_slots(const Table& table) {
   return std::ssize(table.slots) - std::ranges::count(table.slots, kBadPageIndex) +
-         std::ssize(table.scratch_slots);
+         std::ssize(table.scratch_slots) + std::ssize(table.host_pages);
 }
 
 }  // namespace sparse_kvcm

@@ -21,8 +21,7 @@ bool SlotAllocator::allocate(std::int32_t count, std::vector<Slot>& slots) {
 
 Slot SlotAllocator::take() {
   const bool fresh = num_touched_ < target_;
-  const bool returned = !returned_.empty() && (!fresh || !returned_.front().ready ||
-                                               backend_->is_done(*returned_.front().ready));
+  const bool returned = !returned_.empty() && (!fresh || is_over(returned_.front().ready));
   Slot slot;
   if (returned) {
     slot = std::move(returned_.front());
@@ -32,6 +31,14 @@ Slot SlotAllocator::take() {
   }
   in_use_[static_cast<std::size_t>(slot.id)] = true;
   return slot;
+}
+
+// Slots that came back together have one event, so the device is asked once.
+bool SlotAllocator::is_over(const EventPtr& use) {
+  if (!use || use == last_over_) return true;
+  if (!backend_->is_done(*use)) return false;
+  last_over_ = use;
+  return true;
 }
 
 void SlotAllocator::release(Slot slot) {

@@ -42,6 +42,7 @@ class SlotAllocator {
 
  private:
   [[nodiscard]] Slot take();
+  [[nodiscard]] bool is_over(const EventPtr& use);
 
   std::shared_ptr<Backend> backend_;
   std::vector<bool> in_use_;    // by id; ids at or beyond its size were never below a target
@@ -50,6 +51,7 @@ class SlotAllocator {
   std::int32_t target_ = 0;
   std::int32_t num_touched_ = 0;  // ids below it have been in use
   std::int32_t num_draining_ = 0;
+  EventPtr last_over_;  // known to be done
 };
 
 }  // namespace sparse_kvcm

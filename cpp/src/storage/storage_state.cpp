@@ -217,10 +217,7 @@ void StorageState::wait_usable(std::int32_t level) const {
 
 void StorageState::count(std::int32_t layer_group, const LayerGroupStatistics& more) {
   if (!layout.config().enable_stats) return;
-  LayerGroupStatistics& group = counters[static_cast<std::size_t>(layer_group)];
-  group.num_taken += more.num_taken;
-  group.num_returned += more.num_returned;
-  group.num_refused += more.num_refused;
+  counters[static_cast<std::size_t>(layer_group)] += more;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.

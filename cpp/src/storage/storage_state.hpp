@@ -49,6 +49,12 @@ class StorageState {
     return pool_groups[static_cast<std::size_t>(group.pool_group)];
   }
 
+  // Where they go while a request is suspended. REQUIRES: it has such a place.
+  [[nodiscard]] PoolGroup& cold_home(std::int32_t layer_group) {
+    const LayerGroupDesc& group = layout.layer_groups()[static_cast<std::size_t>(layer_group)];
+    return pool_groups[static_cast<std::size_t>(group.cold_pool_group)];
+  }
+
   const StorageLayout layout;
   const std::shared_ptr<Backend> backend;
   std::vector<PoolGroup> pool_groups;
