@@ -149,7 +149,7 @@ def test_a_config_json_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
 
 
 def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
-    with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', a unit"):
+    with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', which"):
         geometry_of(glm(kv_lora_rank=32, qk_rope_head_dim=4)).unit_layout("nvfp4")
 
 

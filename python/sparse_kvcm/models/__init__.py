@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.models._dtypes import IndexDtype, KvDtype, index_key_bytes
+from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "KvDtype",
     "ModelGeometry",
     "geometry_of",
-    "index_key_bytes",
     "load_geometry",
     "presets",
 ]

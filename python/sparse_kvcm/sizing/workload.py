@@ -14,7 +14,7 @@ from sparse_kvcm._core import (
     KvCacheManagerConfig,
     SelectionGroupConfig,
 )
-from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry, index_key_bytes
+from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 
 FUNCTION = "Workload"
 MAX_UNITS = 2**24 - 1
@@ -70,7 +70,7 @@ class Workload:
         _check("tokens_per_block", self.tokens_per_block, 1, 65_536)
         self.geometry.check_page(self.tokens_per_block, self.kv_dtype)
         self.geometry.unit_layout(self.kv_dtype)
-        index_key_bytes(self.index_dtype, self.geometry.index_head_dim)
+        self.geometry.index_layout(self.index_dtype)
         _check("max_seq_len", self.max_seq_len, 1, MAX_UNITS * self.geometry.tokens_per_unit)
         _check("avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
         _check("num_batches", self.num_batches, 1, 16)
