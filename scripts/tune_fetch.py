@@ -77,9 +77,7 @@ def make_table(cases: Sequence[Case]) -> list[Entry]:
         make_entry([case for case in cases if case.row_bytes == size], bound)
         for size, bound in zip(sizes, bounds, strict=True)
     ]
-    return [
-        list(alike)[-1] for _, alike in itertools.groupby(table, lambda entry: entry.in_flight)
-    ]
+    return [list(alike)[-1] for _, alike in itertools.groupby(table, lambda entry: entry.in_flight)]
 
 
 def file_text(table: Sequence[Entry], about: dict[str, str]) -> str:

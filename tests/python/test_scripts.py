@@ -83,7 +83,7 @@ def sweep_point(row_bytes: int, gap_kib: int, in_flight: int, us: float) -> dict
 
 
 def test_tune_writes_the_rows_in_flight_that_lose_least(tmp_path: Path) -> None:
-    """Of 576 B, 208 rows lose 20 % in all, 320 lose 30 %, 512 more; of the others 512 lose least."""
+    """Of 576 B, 208 rows lose 20 % in all, 320 lose 30 %; of the others 512 lose least."""
     times = {
         (576, 64): {208: 120.0, 320: 100.0, 512: 110.0},
         (576, 256): {208: 90.0, 320: 117.0, 512: 150.0},
