@@ -161,20 +161,12 @@ def check_decode_batch(requests: Sequence[StepRequest], most_new_tokens: int = 1
             )
 
 
-def padded(rows: Sequence[int], size: int | None) -> tuple[int, ...]:
-    """Fill rows up to a graph's size with -1.
-
-    Raises
-    ------
-    InvalidArgument
-        If there are more rows than that.
-    """
-    size = len(rows) if size is None else size
-    if len(rows) > size:
+def _check_size(backend: StepBackend, num_requests: int, padded_size: int) -> None:
+    if not num_requests <= padded_size <= backend.max_rows:
         raise InvalidArgument(
-            f"[prepare_step] padded_size must be >= the {len(rows)} requests, got {size}"
+            f"[prepare_step] padded_size must be in [{num_requests} requests, {backend.max_rows}], "
+            f"got {padded_size}"
         )
-    return (*rows, *[PADDING] * (size - len(rows)))
 
 
 def prepare(
@@ -208,7 +200,8 @@ def prepare(
     check_batch(backend, order)
     if decode_only:
         check_decode_batch(order)
-    padded([PADDING] * len(order), padded_size)
+    size = len(order) if padded_size is None else padded_size
+    _check_size(backend, len(order), size)
     come: list[int] = []
     try:
         rows = []
@@ -227,7 +220,8 @@ def prepare(
         for request_id in reversed(come):
             backend.unseat(request_id)
         raise
-    return PreparedStep(tuple(order), padded(rows, padded_size), dirty)
+    padding = [PADDING] * (size - len(rows))
+    return PreparedStep(tuple(order), (*rows, *padding), dirty)
 
 
 def _refusal(refused: Mapping[int, str], by_row: Mapping[int, StepRequest]) -> str:

@@ -321,7 +321,12 @@ def test_without_pages_a_step_is_refused_by_request_and_others_can_go_on() -> No
     assert manager.prepare_step([requests[1]]).rows.tolist() == [0]
     manager.end_step()
     with pytest.raises(kvcm.OutOfPages, match=r"request 0 \(at most 200 tokens\)"):
-        manager.prepare_step([StepRequest(0, 200)])
+        manager.prepare_step([StepRequest(0, 200), StepRequest(1, 1)])
+    # Nothing that was computed has gone.
+    for request_id, pages in ((0, 25), (1, 1)):
+        held = manager._requests[request_id].pages
+        assert (held.get_base_page_indices(0) >= 0).sum() == pages
+        assert manager.frontier(request_id) == held.capacity
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -367,3 +372,27 @@ def test_an_import_that_host_history_has_no_room_for_changes_nothing() -> None:
     manager.import_history(1, *cases.history(model, 1, 30, 60))
     assert manager.prepare_step([StepRequest(1, 60)]).lengths.tolist() == [61]
     manager.abort_step()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_tensors_that_cannot_be_made_leave_no_step(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(seed=9)
+    twins.add(1, 64)
+    manager: Any = twins.both[version]
+    storage = manager.manager.storage if version else manager.storage
+    free = storage.get_storage_statistics(0)[0].free
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager._tensors, "make", fail)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                manager.prepare_step(twins.requests.values())
+            assert manager.step is None
+    if version == 0:
+        assert storage.get_storage_statistics(0)[0].free == free
+    twins.step()

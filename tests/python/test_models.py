@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sparse_kvcm as kvcm
-from sparse_kvcm.models import DeepSeekV4Geometry, geometry_of, load_geometry, presets
+from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, geometry_of, load_geometry, presets
 
 GIB = 1 << 30
 K = 1 << 10
@@ -96,6 +96,43 @@ def test_bytes_per_request_are_the_published_ones(
     for role, gib in published.items():
         # To the last digit printed; V4's pages are rounded up to 576 B.
         assert computed[role] == pytest.approx(gib, abs=0.0056, rel=0.005), role
+
+
+@pytest.mark.parametrize(("kv_dtype", "gigabytes"), [("fp8_ds_mla", 0.21), ("bf16", 0.37)])
+def test_a_cache_of_two_selections_has_the_published_bytes(kv_dtype: Any, gigabytes: float) -> None:
+    geometry = load_geometry("glm-5.2")
+    row = geometry.num_layers * geometry.unit_layout(kv_dtype).unit_bytes
+    assert 2 * geometry.top_k * row / 1e9 == pytest.approx(gigabytes, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"), [("deepseek-v3.2", 64), ("glm-5", 32), ("glm-5.1", 32), ("glm-5.2", 32)]
+)
+def test_indexers_have_the_published_heads(model: str, heads: int) -> None:
+    geometry = load_geometry(model)
+    assert isinstance(geometry, DsaGeometry)
+    assert geometry.index_n_heads == heads
+    assert geometry.index_head_dim == 128
+
+
+def test_heads_that_a_config_json_leaves_out_are_those_of_its_type() -> None:
+    for kind, heads in (("glm_moe_dsa", 32), ("deepseek_v32", 64)):
+        geometry = geometry_of(glm(model_type=kind))
+        assert isinstance(geometry, DsaGeometry)
+        assert geometry.index_n_heads == heads
+
+
+@pytest.mark.parametrize(
+    ("index_dtype", "regions"), [("bf16", [256]), ("fp8", [128, 4]), ("mxfp4", [64, 4])]
+)
+def test_index_keys_have_the_regions_of_their_kernels(index_dtype: Any, regions: list[int]) -> None:
+    assert load_geometry("glm-5.2").index_layout(index_dtype).region_bytes == regions
+
+
+def test_nvfp4_scales_are_a_buffer_of_their_own() -> None:
+    layer = load_geometry("glm-5.2").sparse_layers(64, "nvfp4")[0]
+    sizes = [(buffer.role, buffer.page_bytes) for buffer in layer.buffers]
+    assert sizes == [("KEY", 64 * 288), ("KEY_BLOCK_SCALE", 64 * 36)]
 
 
 def test_glm_5_2_keeps_47_700_bytes_per_token() -> None:

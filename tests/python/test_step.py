@@ -99,8 +99,11 @@ def test_padding_comes_last_and_a_graph_that_is_too_small_is_refused() -> None:
     backend = Backend()
     assert prepare(backend, [request(1), request(2)], padded_size=4).rows == (0, 1, -1, -1)
     assert prepare(backend, [], padded_size=2).rows == (-1, -1)
-    with pytest.raises(kvcm.InvalidArgument, match="padded_size must be >= the 3 requests, got 2"):
-        prepare(backend, [request(1), request(2), request(3)], padded_size=2)
+    for size in (2, 5):
+        with pytest.raises(
+            kvcm.InvalidArgument, match=rf"padded_size must be in \[3 requests, 4\], got {size}"
+        ):
+            prepare(backend, [request(1), request(2), request(3)], padded_size=size)
     assert sorted(backend.rows) == [1, 2]
 
 

@@ -116,7 +116,7 @@ class DSACacheManager(DsaManager):
         self._import_index_keys(slots, request.history, index_keys)
         for layer, rows in latents.items():
             self._write_positions(layer, slots, request.history, rows)
-        request.history = length
+        self._advance(request, length)
         self._note(request)
 
     def free_request(self, request_id: int) -> None:
@@ -171,13 +171,11 @@ class DSACacheManager(DsaManager):
 
     def abort_open_step(self) -> None:
         """See `DsaManager`."""
-        step, self._step = self._step, None
-        if step is None:
-            return
-        for one in step.prepared.requests:
-            request = self._requests[one.request_id]
-            request.pages.drop_step(current_stream(self.config.device))
-            self._note(request)
+        self._step = None
+        for request in self._requests.values():
+            if request.pages.capacity != request.history:
+                request.pages.drop_step(current_stream(self.config.device))
+                self._note(request)
         self._let_go()
 
     def frontier(self, request_id: int) -> int | None:
@@ -235,7 +233,7 @@ class DSACacheManager(DsaManager):
 
     def _commit(self, step: DsaStep) -> None:
         for one in step.prepared.requests:
-            self._requests[one.request_id].history = one.length
+            self._advance(self._requests[one.request_id], one.length)
         self._step = None
         self._let_go()
 
@@ -270,6 +268,11 @@ class DSACacheManager(DsaManager):
             table = kernel_page_indices(slots[None], pool.scale)
             mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
             scatter(pool.view(layer), mapping, (codes,))
+
+    def _advance(self, request: _Request, length: int) -> None:
+        """Tokens up to its capacity are computed: a step that is dropped later leaves them."""
+        request.pages.resize(length, length, current_stream(self.config.device))
+        request.history = length
 
     def _let_go(self) -> None:
         leaving, self._leaving = self._leaving, []

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.dsa.forward_table import ForwardTable
 from sparse_kvcm.dsa.pools import RolePool
 from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_full_kv, map_new_tokens, map_tokens
@@ -112,10 +111,6 @@ class StepTensors:
         import torch
 
         b = len(prepared.rows)
-        if b > len(self._rows):
-            raise InvalidArgument(
-                f"[prepare_step] padded_size must be <= {len(self._rows)}, got {b}"
-            )
         padding = [0] * (b - len(prepared.requests))
         lengths = [one.length for one in prepared.requests] + padding
         self._rows[:b] = torch.tensor(prepared.rows, dtype=torch.int32)
