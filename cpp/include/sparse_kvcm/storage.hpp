@@ -5,8 +5,8 @@
 // is not zeroed. Host pools are touched and pinned first, in the background unless told otherwise:
 // slots come into use as they are ready.
 //
-// Thread-compatible: one thread at a time, its RequestPages included. wait_usable alone may be called
-// by any thread, also beside a call of another one.
+// Thread-safe, its RequestPages included: one lock, which every call takes as a whole, but for
+// wait_usable, which holds up nobody. That of a KvCacheManager shares the manager's.
 #pragma once
 
 #include <cstdint>
@@ -137,7 +137,8 @@ class Storage {
 
   // Capacity. All throw InvalidArgument for an unknown level.
   //
-  // Every pool group with slots at `level`, in the order of the layout.
+  // Every pool group with slots at `level`, in the order of the layout. Looks at what has become free or
+  // been filled by now, which is why it takes the lock as changes do.
   [[nodiscard]] std::vector<PoolGroupStatistics> get_storage_statistics(std::int32_t level) const;
   // [num_layer_groups]; zeroes unless the config has enable_stats.
   [[nodiscard]] std::vector<LayerGroupStatistics> get_and_reset_statistics();

@@ -88,6 +88,8 @@ struct SwaScratchReuseConfig {
 // throws ends the work: all of the memory is given back, and the exception passes on.
 using FillProgress = std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)>;
 
+inline constexpr double kLeastUtilForResume = 0.001;
+
 struct StorageConfig {
   Device device;                       // of tier kGpuMem
   std::int32_t tokens_per_block = 64;  // page size in tokens, in [1, 65536]
@@ -95,7 +97,7 @@ struct StorageConfig {
   std::vector<CacheTierConfig> cache_tiers;            // kGpuMem, then at most one kHostMem
   std::vector<LayerConfig> layers;                     // >= 1
   std::vector<SelectionGroupConfig> selection_groups;  // of the sparse layers, each in one
-  double max_util_for_resume = 0.97;                   // in (0, 1]
+  double max_util_for_resume = 0.97;                   // in [kLeastUtilForResume, 1]
   std::vector<BatchDesc> constraints;                  // batches that must fit, whatever the ratio
   std::optional<BatchDesc> typical_step;               // the batch that pool sizes are balanced for
   // Requests that are suspended beside the typical step. The host tier is divided by bytes: history as

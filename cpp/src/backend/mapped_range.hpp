@@ -20,6 +20,7 @@
 
 #include "backend/memory_driver.hpp"
 #include "core/host_touch.hpp"
+#include "core/of_this_process.hpp"
 
 namespace sparse_kvcm {
 
@@ -68,6 +69,7 @@ class MappedRange {
   [[nodiscard]] std::size_t usable_bytes() const { return usable_.load(); }
   // Waits until the first `bytes` may be used, or as many as are used after a resize. Throws what went
   // wrong with the filling, if something did before that; after the next resize it is tried again.
+  // Throws InvalidState, in a child of a fork, for what is not filled: nobody is there to fill it.
   void wait_usable(std::size_t bytes) const;
 
   // For who fills it, in this order. The next bytes, announced: chunks up to the one with which they
@@ -96,12 +98,19 @@ class MappedRange {
   bool filling_ = false;                 // the filler may know the range
   std::vector<std::size_t> opened_;      // where chunks begin
   std::atomic<std::size_t> mapped_ = 0;  // changes only while the range is not being filled
-  std::atomic<std::size_t> used_ = 0;    // likewise, under mutex_
-  std::atomic<std::size_t> usable_ = 0;  // grows under mutex_
+  std::atomic<std::size_t> used_ = 0;    // likewise, under the signal's mutex
+  std::atomic<std::size_t> usable_ = 0;  // grows under it
 
-  mutable std::mutex mutex_;
-  mutable std::condition_variable progress_;
-  std::exception_ptr fault_;  // under mutex_
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable progress;
+  };
+  // None in a child, which has one thread and copies of its own.
+  [[nodiscard]] std::unique_lock<std::mutex> lock() const;
+  void notify() const;
+
+  OfThisProcess<Signal> signal_;
+  std::exception_ptr fault_;  // under the signal's mutex
 };
 
 }  // namespace sparse_kvcm

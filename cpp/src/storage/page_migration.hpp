@@ -29,8 +29,8 @@ class PageMigration {
   // Enqueues the copies, one per layer group and pool. If it throws some may be on their way, so the
   // caller has to fence `stream` before others take the slots.
   void copy(Stream stream) const;
-  // After a copy that failed: what was reserved goes back to be written behind `fence`.
-  void fence_behind(const EventPtr& fence) noexcept;
+  // After a copy that failed: what was reserved goes back, for reuse after the work that `stream` has.
+  void give_back(Stream stream) noexcept;
   // The request has moved; `copied` lies behind the copies.
   void commit(const EventPtr& copied) noexcept;
   // What it moves.

@@ -24,7 +24,19 @@ RequestPages::RequestPages(std::shared_ptr<StorageState> storage, std::int32_t e
       scope_(scope),
       scratch_reuse_(storage_->layout.config().swa_scratch_reuse.has_value()) {}
 
-RequestPages::~RequestPages() { close(last_stream_); }
+RequestPages::~RequestPages() { close(); }
+
+std::unique_lock<std::mutex> RequestPages::lock() const { return storage_->lock_unless_owned(); }
+
+std::int32_t RequestPages::capacity() const {
+  const auto held = lock();
+  return capacity_;
+}
+
+std::int32_t RequestPages::history_length() const {
+  const auto held = lock();
+  return history_length_;
+}
 
 void RequestPages::check_usable(const char* function, Stream stream) const {
   if (closed_) fail_state(function, "the request is closed");
@@ -47,7 +59,7 @@ void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_leng
     fail_argument(kFunction, "capacity must fit an index buffer of ", table.buffer.size(),
                   " pages, got ", capacity, ", ", pages, " pages");
   }
-  if (!has_scratch_slots()) return;
+  if (!any_scratch()) return;
   const std::int32_t rewind = storage_->layout.config().swa_scratch_reuse->max_rewind_len;
   const std::int32_t least = std::max(0, capacity_ - rewind);
   if (history_length < least || history_length > capacity_) {
@@ -92,11 +104,12 @@ bool RequestPages::keeps_tables(KvCacheDesc request) const {
 }
 
 bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream) {
+  const auto held = lock();
   check_resize(capacity, history_length, stream);
-  last_stream_ = stream;
   if (!keeps_tables({capacity, history_length}) && !move(capacity, history_length, stream)) {
     return false;
   }
+  last_stream_ = stream;
   capacity_ = capacity;
   history_length_ = history_length;
   return true;
@@ -202,9 +215,9 @@ void RequestPages::undo(std::vector<Plan>& plans) {
 }
 
 void RequestPages::drop_step(Stream stream) {
+  const auto held = lock();
   check_usable("RequestPages.drop_step", stream);
   if (suspended_) return;
-  last_stream_ = stream;
   std::vector<Plan> plans(tables_.size());
   const std::int32_t tokens = storage_->layout.config().tokens_per_block;
   const std::int32_t pages = ceil_div(history_length_, tokens);
@@ -223,14 +236,26 @@ void RequestPages::drop_step(Stream stream) {
     }
   }
   commit(plans, history_length_, stream);
+  last_stream_ = stream;
   capacity_ = history_length_;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.
 void RequestPages::close(Stream stream) noexcept {
+  const auto held = lock();
+  close_on(stream);
+}
+
+// NOLINTNEXTLINE(bugprone-exception-escape)
+void RequestPages::close() noexcept {
+  const auto held = lock();
+  close_on(last_stream_);
+}
+
+void RequestPages::close_on(Stream stream) {
   if (closed_) return;
   closed_ = true;
-  drop_index_bufs();
+  drop_buffers();
   std::vector<SlotOfGroup> given;
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
@@ -261,18 +286,29 @@ std::span<const std::int32_t> RequestPages::get_base_page_indices(std::int32_t l
 void RequestPages::copy_base_page_indices(std::int32_t layer_group,
                                           std::span<std::int32_t> indices) const {
   constexpr const char* kFunction = "RequestPages.copy_base_page_indices";
-  const std::vector<std::int32_t>& slots = table(kFunction, layer_group).slots;
-  if (indices.size() < slots.size()) {
-    fail_argument(kFunction, "indices must have at least ", slots.size(),
+  const auto held = lock();
+  const Table& source = table(kFunction, layer_group);
+  if (indices.size() < source.slots.size()) {
+    fail_argument(kFunction, "indices must have at least ", source.slots.size(),
                   " entries, one per page, got ", indices.size());
   }
-  const auto end = std::ranges::copy(slots, indices.begin()).out;
+  write(source, indices);
+}
+
+void RequestPages::write(const Table& table, std::span<std::int32_t> indices) {
+  const auto end = std::ranges::copy(table.slots, indices.begin()).out;
   std::fill(end, indices.end(), kBadPageIndex);
+}
+
+std::vector<std::int32_t> RequestPages::copy_of_base_page_indices(std::int32_t layer_group) const {
+  const auto held = lock();
+  return table("RequestPages.get_base_page_indices", layer_group).slots;
 }
 
 void RequestPages::set_base_page_index_buf(std::int32_t layer_group,
                                            std::span<std::int32_t> buffer) {
   constexpr const char* kFunction = "RequestPages.set_base_page_index_buf";
+  const auto held = lock();
   if (closed_) fail_state(kFunction, "the request is closed");
   static_cast<void>(table(kFunction, layer_group));
   Table& table = tables_[static_cast<std::size_t>(layer_group)];
@@ -281,10 +317,15 @@ void RequestPages::set_base_page_index_buf(std::int32_t layer_group,
                   " entries, one per page, got ", buffer.size());
   }
   table.buffer = buffer;
-  if (!buffer.empty()) copy_base_page_indices(layer_group, buffer);
+  if (!buffer.empty()) write(table, buffer);
 }
 
 void RequestPages::drop_index_bufs() noexcept {
+  const auto held = lock();
+  drop_buffers();
+}
+
+void RequestPages::drop_buffers() {
   for (Table& table : tables_) {
     std::ranges::fill(table.buffer, kBadPageIndex);
     table.buffer = {};
@@ -292,7 +333,8 @@ void RequestPages::drop_index_bufs() noexcept {
 }
 
 void RequestPages::track_changes(bool on) {
-  forget_changes();
+  const auto held = lock();
+  for (Table& table : tables_) table.changes.clear();
   track_changes_ = on;
 }
 
@@ -301,10 +343,12 @@ std::span<const std::int32_t> RequestPages::changes(std::int32_t layer_group) co
 }
 
 void RequestPages::forget_changes() {
+  const auto held = lock();
   for (Table& table : tables_) table.changes.clear();
 }
 
 std::vector<LayerGroupStatistics> RequestPages::get_and_reset_statistics() {
+  const auto held = lock();
   std::vector<LayerGroupStatistics> fresh(counters_.size());
   return std::exchange(counters_, std::move(fresh));
 }
@@ -315,6 +359,7 @@ void RequestPages::count(std::int32_t layer_group, const LayerGroupStatistics& m
 }
 
 PageRange RequestPages::get_swa_scratch_range(std::int32_t layer_group) const {
+  const auto held = lock();
   return table("RequestPages.get_swa_scratch_range", layer_group).scratch;
 }
 
@@ -322,16 +367,32 @@ std::span<const std::int32_t> RequestPages::get_scratch_slots(std::int32_t layer
   return table("RequestPages.get_scratch_slots", layer_group).scratch_slots;
 }
 
+std::vector<std::int32_t> RequestPages::copy_of_scratch_slots(std::int32_t layer_group) const {
+  const auto held = lock();
+  return table("RequestPages.get_scratch_slots", layer_group).scratch_slots;
+}
+
 bool RequestPages::has_scratch_slots() const {
+  const auto held = lock();
+  return any_scratch();
+}
+
+bool RequestPages::any_scratch() const {
   return std::ranges::any_of(tables_, [](const Table& t) { return !t.scratch_slots.empty(); });
+}
+
+bool RequestPages::enable_swa_scratch_reuse() const {
+  const auto held = lock();
+  return scratch_reuse_;
 }
 
 void RequestPages::set_enable_swa_scratch_reuse(bool enable) {
   constexpr const char* kFunction = "RequestPages.enable_swa_scratch_reuse";
+  const auto held = lock();
   if (enable && !storage_->layout.config().swa_scratch_reuse) {
     fail_argument(kFunction, "must be False without swa_scratch_reuse in the config, got True");
   }
-  if (!enable && has_scratch_slots()) {
+  if (!enable && any_scratch()) {
     fail_argument(kFunction, "must be True while pages of the step are in scratch, got False");
   }
   scratch_reuse_ = enable;
