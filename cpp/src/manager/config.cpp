@@ -14,7 +14,6 @@ namespace sparse_kvcm {
 namespace {
 
 constexpr const char* kFunction = "KvCacheManagerConfig";
-constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
 
 void check_multiple(const char* field, std::int32_t value, std::int32_t page) {
   if (value % page != 0) {
@@ -51,11 +50,10 @@ void check_groups(const KvCacheManagerConfig& config) {
 
 // What check(StorageConfig) does not know by these names.
 void check_dense(const KvCacheManagerConfig& config) {
-  constexpr std::int64_t kMaxQuota = std::int64_t{1} << 60;
   const bool any = !config.dense_layers.empty();
   check_range<std::int64_t>(kFunction, "gpu_quota", config.gpu_quota, any ? 1 : 0,
-                            any ? kMaxQuota : 0);
-  check_range<std::int64_t>(kFunction, "cold_quota", config.cold_quota, 0, any ? kMaxQuota : 0);
+                            any ? kMaxTierBytes : 0);
+  check_range<std::int64_t>(kFunction, "cold_quota", config.cold_quota, 0, any ? kMaxTierBytes : 0);
   for (std::size_t i = 0; i < config.dense_layers.size(); ++i) {
     const LayerConfig& layer = config.dense_layers[i];
     for (const BufferConfig& buffer : layer.buffers) {
@@ -130,9 +128,11 @@ void check(const KvCacheManagerConfig& config) {
   check_range<std::int64_t>(kFunction, "max_new_units", config.max_new_units, 1,
                             config.window_slots);
   // The trash page needs slot numbers too.
-  check_range<std::int64_t>(kFunction, "arena_pages", config.arena_pages, 1, kMaxSlots / page - 1);
-  check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1, kMaxSlots);
-  check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1, kMaxSlots);
+  check_range<std::int64_t>(kFunction, "arena_pages", config.arena_pages, 1,
+                            kMaxArenaSlots / page - 1);
+  check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1, kMaxHostPages);
+  check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1,
+                            std::numeric_limits<std::int32_t>::max());
   check_groups(config);
   check_dense(config);
   check(layers_and_options(config));
