@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 import sparse_kvcm as kvcm
-from sparse_kvcm.models import DeepSeekV4Geometry, geometry_of, load_geometry, presets
+from sizing_cases import tiny_dsa, tiny_v4
+from sparse_kvcm.models import (
+    DeepSeekV4Geometry,
+    geometry_of,
+    index_key_bytes,
+    load_geometry,
+    presets,
+)
 
 GIB = 1 << 30
 K = 1 << 10
@@ -150,7 +157,7 @@ def test_a_config_json_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
 
 def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
     with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', a unit"):
-        geometry_of(glm(kv_lora_rank=32, qk_rope_head_dim=4)).unit_layout("nvfp4")
+        geometry_of(glm(kv_lora_rank=44, qk_rope_head_dim=4)).unit_layout("nvfp4")
 
 
 @pytest.mark.parametrize(
@@ -177,6 +184,64 @@ def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
 def test_a_bad_configuration_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(kvcm.InvalidArgument, match=field):
         geometry_of(glm(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_dtype", "message"),
+    [
+        ({"kv_lora_rank": 100}, "fp8_ds_mla", "kv_lora_rank must be a multiple of 128 .*, got 100"),
+        ({"kv_lora_rank": 64}, "fp8_ds_mla", "kv_lora_rank must be a multiple of 128 .*, got 64"),
+        ({"kv_lora_rank": 500}, "nvfp4", "kv_lora_rank .* multiple of 16 with nvfp4, got 504"),
+        ({"kv_lora_rank": 500}, "nvfp4_ds_mla", "kv_lora_rank must be .* of 16 with .*, got 500"),
+    ],
+)
+def test_a_width_whose_scales_are_not_whole_is_refused_by_field(
+    changes: dict[str, Any], kv_dtype: Any, message: str
+) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=rf"\[ModelGeometry\] {message}"):
+        tiny_dsa(**changes).unit_layout(kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rope", "kv_dtype", "message"),
+    [
+        (512, 60, "fp8_ds_mla", "head_dim - qk_rope_head_dim must be .* 64 with .*, got 452"),
+        (64, 64, "fp8_ds_mla", "head_dim - qk_rope_head_dim must be .* 64 with .*, got 0"),
+        (520, 64, "nvfp4", "head_dim must be a multiple of 16 with nvfp4, got 520"),
+    ],
+)
+def test_an_entry_whose_scales_are_not_whole_is_refused_by_field(
+    head_dim: int, rope: int, kv_dtype: Any, message: str
+) -> None:
+    geometry = tiny_v4(head_dim=head_dim, qk_rope_head_dim=rope)
+    with pytest.raises(kvcm.InvalidArgument, match=rf"\[ModelGeometry\] {message}"):
+        geometry.unit_layout(kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("index_dtype", "width", "of"), [("fp8", 64, 128), ("fp8", 192, 128), ("mxfp4", 33, 32)]
+)
+def test_an_index_key_whose_scales_are_not_whole_is_refused(
+    index_dtype: Any, width: int, of: int
+) -> None:
+    message = f"index_head_dim must be a multiple of {of} with {index_dtype}, got {width}"
+    with pytest.raises(kvcm.InvalidArgument, match=message):
+        index_key_bytes(index_dtype, width)
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "no\0path", "/"])
+def test_what_cannot_be_a_path_is_refused_in_a_short_line(model: str) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"\[load_geometry\] model must be") as error:
+        load_geometry(model)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff\xfe{}", b"[1, 2]", b"9" * 5000])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text)
+    with pytest.raises(kvcm.InvalidArgument, match=r"config.json must be"):
+        load_geometry(path)
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:

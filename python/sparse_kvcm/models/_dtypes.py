@@ -17,6 +17,12 @@ IndexDtype = Literal["bf16", "fp8", "mxfp4"]
 def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
     """The record of a DSA latent: `rank` compressed elements and `rope` rotary ones."""
     width = rank + rope
+    if kv_dtype == "fp8_ds_mla":
+        _check_multiple("kv_lora_rank", rank, 128, kv_dtype)
+    elif kv_dtype == "nvfp4":
+        _check_multiple("kv_lora_rank + qk_rope_head_dim", width, 16, kv_dtype)
+    elif kv_dtype == "nvfp4_ds_mla":
+        _check_multiple("kv_lora_rank", rank, 16, kv_dtype)
     regions = {
         "bf16": [2 * width],
         "fp8": [width],  # one scale per tensor, outside
@@ -29,7 +35,10 @@ def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
 
 def compressed_layout(kv_dtype: KvDtype, head_dim: int, rope: int) -> UnitLayout:
     """The record of a DeepSeek-V4 entry, key and value in one."""
+    if kv_dtype == "nvfp4":
+        _check_multiple("head_dim", head_dim, 16, kv_dtype)
     if kv_dtype == "fp8_ds_mla":
+        _check_multiple("head_dim - qk_rope_head_dim", head_dim - rope, 64, kv_dtype)
         data = head_dim - rope + 2 * rope
         return _layout([data, (head_dim - rope) // 64 + 1], kv_dtype, page_alignment=data)
     regions = {
@@ -57,7 +66,17 @@ def index_key_bytes(index_dtype: IndexDtype, index_head_dim: int) -> int:
             f"[ModelGeometry] index_dtype must be one of {', '.join(get_args(IndexDtype))}, "
             f"got {index_dtype!r}"
         )
+    scaled = {"bf16": 1, "fp8": 128, "mxfp4": 32}[index_dtype]  # elements that share a scale
+    _check_multiple("index_head_dim", index_head_dim, scaled, index_dtype)
     return sizes[index_dtype]
+
+
+def _check_multiple(field: str, value: int, of: int, dtype: str) -> None:
+    """Elements that share a scale come whole."""
+    if value < of or value % of != 0:
+        raise InvalidArgument(
+            f"[ModelGeometry] {field} must be a multiple of {of} with {dtype}, got {value}"
+        )
 
 
 def _layout(regions: list[int], kv_dtype: KvDtype, **options: int) -> UnitLayout:
