@@ -81,6 +81,13 @@ def test_host_memory_limits_the_batch_and_says_so() -> None:
     assert result.resident.max_batch == 28
 
 
+def test_pages_of_suspended_requests_leave_less_for_history() -> None:
+    of_one = plan(GLM, 45_600_000_000).offload.host_bytes_per_request
+    for spare, batch in ((10_000_000, 9), (20_000_000, 10)):  # a pool of a granule takes 16.8 MB
+        result = plan(GLM, 45_600_000_000, host_bytes=10 * of_one + spare)
+        assert result.offload.max_batch == batch
+
+
 def test_a_batch_limit_is_a_limit() -> None:
     result = plan(GLM, 45_600_000_000, max_batch_size=20)
     assert result.resident.max_batch == result.offload.max_batch == 20

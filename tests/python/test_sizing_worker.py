@@ -141,6 +141,13 @@ def test_a_configuration_is_accepted_or_refused_by_field(worker: tuple[Any, Any,
     assert sizing.host.pinned_bytes <= where.host.per_rank
 
 
+def test_pools_hold_the_longest_request_however_short_the_usual_one_is() -> None:
+    longest = 1_000_000
+    config = worker_config(2, longest, algorithm="deepseek_v4", avg_seq_len=1)
+    allocation = allocate(size_worker(config, tiny_v4(), machine(128 * MIB)))
+    assert allocation.storage.clamp_max_seq_len_for_mem(1, longest) == longest
+
+
 def test_a_resident_worker_allocates_pools_and_tables_alone() -> None:
     resident = worker_config().model_dump() | {"sparse_attention_config": {"algorithm": "dsa"}}
     sizing = size_worker(WorkerConfig.model_validate(resident), tiny_dsa(), machine())
