@@ -71,18 +71,13 @@ void check_dense(const KvCacheManagerConfig& config) {
   }
 }
 
-// Granules of a tier with `pages` of history and the cold pools.
-std::int64_t host_granules(const StorageConfig& storage, const KvCacheManagerConfig& config,
-                           const std::vector<std::int64_t>& page_bytes, std::int64_t granule) {
-  std::int64_t cold = 0;
-  if (!config.dense_layers.empty()) {
-    const StorageLayout layout(storage);
-    for (const PoolGroupDesc& group : layout.pool_groups()) {
-      if (group.is_cold) cold += granules_for(group.slot_bytes, 1, granule);
-    }
-    cold = std::max(cold, ceil_div(config.cold_quota, granule));
+// Bytes of a slot in each cold pool.
+std::vector<std::int64_t> cold_slot_bytes(const StorageConfig& storage) {
+  std::vector<std::int64_t> bytes;
+  for (const PoolGroupDesc& group : StorageLayout(storage).pool_groups()) {
+    if (group.is_cold) bytes.push_back(group.slot_bytes.front());
   }
-  return granules_for(page_bytes, config.host_pages, granule) + cold;
+  return bytes;
 }
 
 // The storage's layers and options, with quotas that are still to be found.
@@ -146,12 +141,16 @@ StorageConfig storage_config(const KvCacheManagerConfig& config) {
     const auto members = static_cast<std::int32_t>(group.layers.size());
     page_bytes.push_back(pack_host_row(group.layout, members).unit_bytes * config.units_per_page());
   }
+  std::vector<std::int64_t> cold;
+  if (!config.dense_layers.empty()) cold = cold_slot_bytes(storage);
   // Granules grow with the quota, so ask until it stays.
   std::int64_t& quota = storage.cache_tiers[kSparseHistoryLevel].quota;
   for (std::int64_t before = 0; before != quota;) {
     before = quota;
     const std::int64_t granule = granule_for(quota);
-    quota = host_granules(storage, config, page_bytes, granule) * granule;
+    const std::int64_t cold_granules =
+        std::max(granules_for(cold, 1, granule), ceil_div(config.cold_quota, granule));
+    quota = (granules_for(page_bytes, config.host_pages, granule) + cold_granules) * granule;
   }
   return storage;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparse_kvcm._core import MAX_ROWS, MAX_TIER_BYTES, InvalidArgument
@@ -163,45 +164,55 @@ def _least_budget(workload: Workload, offload: bool) -> int:
 
 
 def _device_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
+    def needed(sizing: DeviceSizing) -> int:
+        return sizing.fixed_bytes + sizing.pool_floor
+
     def fits(batch: int) -> bool:
         return size_device(workload, budget, batch, offload=offload).fits
 
-    probe = _probe(workload, budget, offload=offload)
-    return max_batch(fits, most, _hint(budget, probe.fixed_bytes + probe.pool_floor))
+    return max_batch(fits, most, _hint(workload, budget, most, needed, offload=offload))
 
 
 def _seats(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
     """As if the pools had to hold no more than one request."""
     one = workload.decode_step(1, workload.max_seq_len)
 
+    def needed(sizing: DeviceSizing) -> int:
+        return sizing.fixed_bytes
+
     def fits(batch: int) -> bool:
         return size_device(workload, budget, batch, offload=offload, pool_batch=one).fits
 
-    return max_batch(
-        fits, most, _hint(budget, _probe(workload, budget, offload=offload).fixed_bytes)
-    )
+    return max_batch(fits, most, _hint(workload, budget, most, needed, offload=offload))
 
 
 def _pool_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
     """As if arena and buffers cost nothing."""
+
+    def needed(sizing: DeviceSizing) -> int:
+        return sizing.pool_floor
 
     def fits(batch: int) -> bool:
         sizing = size_device(workload, budget, batch, offload=offload)
         free = size_device(workload, budget + sizing.fixed_bytes, batch, offload=offload)
         return free.fits
 
-    return max_batch(
-        fits, most, _hint(budget, _probe(workload, budget, offload=offload).pool_floor)
-    )
+    return max_batch(fits, most, _hint(workload, budget, most, needed, offload=offload))
 
 
-_PROBED = 64
-
-
-def _probe(workload: Workload, budget: int, *, offload: bool) -> DeviceSizing:
-    """Some batch, whose bytes tell where a search begins."""
-    return size_device(workload, budget, _PROBED, offload=offload)
-
-
-def _hint(budget: int, probed_bytes: int) -> int:
-    return budget * _PROBED // probed_bytes if probed_bytes > 0 else 1
+def _hint(
+    workload: Workload,
+    budget: int,
+    most: int,
+    needed: Callable[[DeviceSizing], int],
+    *,
+    offload: bool,
+) -> int:
+    """Where a search begins: what some batch needs tells a batch near the end, and that the end."""
+    batch = min(64, most)
+    for _ in range(2):
+        taken = needed(size_device(workload, budget, batch, offload=offload))
+        if taken <= 0:
+            break
+        batch = min(max(1, budget * batch // taken), most)
+    return batch

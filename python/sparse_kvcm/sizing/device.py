@@ -169,7 +169,7 @@ def max_batch(fits: Callable[[int], bool], limit: int = MAX_ROWS, hint: int = 1)
         return 0
     low, high = 0, limit + 1  # the largest known to fit, the least known not to
     size = min(max(1, hint), limit)
-    step = max(1, size // 64)
+    step = 1
     if fits(size):
         low = size
         while low + step < high:

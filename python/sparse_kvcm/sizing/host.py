@@ -13,11 +13,11 @@ from sparse_kvcm._core import (
     InvalidArgument,
     StorageLayout,
     planned_memory,
+    sparse_backing_medium,
     storage_config,
 )
 from sparse_kvcm.byte_counts import show_bytes
 from sparse_kvcm.sizing.buffers import batch_memory
-from sparse_kvcm.sizing.device import HOST_LEVEL
 from sparse_kvcm.sizing.host_memory import HostMemory
 from sparse_kvcm.sizing.workload import Workload
 
@@ -187,7 +187,8 @@ def history_floor(workload: Workload) -> int:
         )
     layout = _history_layout(workload, pages)
     pools = len(layout.pool_groups[history].slot_bytes)
-    return layout.get_num_bytes(history, pages) + pools * layout.granule_bytes(HOST_LEVEL)
+    level = [tier.tier for tier in layout.config.cache_tiers].index(sparse_backing_medium())
+    return layout.get_num_bytes(history, pages) + pools * layout.granule_bytes(level)
 
 
 def _history_layout(workload: Workload, host_pages: int) -> StorageLayout:
