@@ -73,8 +73,9 @@ void check_dense(const KvCacheManagerConfig& config) {
 
 // Bytes of a slot in each cold pool.
 std::vector<std::int64_t> cold_slot_bytes(const StorageConfig& storage) {
+  const StorageLayout layout(storage);
   std::vector<std::int64_t> bytes;
-  for (const PoolGroupDesc& group : StorageLayout(storage).pool_groups()) {
+  for (const PoolGroupDesc& group : layout.pool_groups()) {
     if (group.is_cold) bytes.push_back(group.slot_bytes.front());
   }
   return bytes;

@@ -13,7 +13,6 @@ from sparse_kvcm._core import (
     InvalidArgument,
     StorageLayout,
     planned_memory,
-    sparse_backing_medium,
     storage_config,
 )
 from sparse_kvcm.byte_counts import show_bytes
@@ -187,8 +186,8 @@ def history_floor(workload: Workload) -> int:
         )
     layout = _history_layout(workload, pages)
     pools = len(layout.pool_groups[history].slot_bytes)
-    level = [tier.tier for tier in layout.config.cache_tiers].index(sparse_backing_medium())
-    return layout.get_num_bytes(history, pages) + pools * layout.granule_bytes(level)
+    granule = layout.granule_bytes(layout.pool_groups[history].level)
+    return layout.get_num_bytes(history, pages) + pools * granule
 
 
 def _history_layout(workload: Workload, host_pages: int) -> StorageLayout:
