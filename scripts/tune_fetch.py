@@ -70,13 +70,14 @@ def make_entry(cases: Sequence[Case], max_row_bytes: int) -> Entry:
 
 
 def make_table(cases: Sequence[Case]) -> list[Entry]:
-    """Make one entry per row size; each serves sizes up to halfway to the next."""
+    """Make an entry per row size, up to halfway to the next; neighbours that agree become one."""
     sizes = sorted({case.row_bytes for case in cases})
     bounds = [_between(low, high) for low, high in itertools.pairwise(sizes)] + [NO_BOUND]
-    return [
+    table = [
         make_entry([case for case in cases if case.row_bytes == size], bound)
         for size, bound in zip(sizes, bounds, strict=True)
     ]
+    return [list(alike)[-1] for _, alike in itertools.groupby(table, lambda entry: entry.in_flight)]
 
 
 def file_text(table: Sequence[Entry], about: dict[str, str]) -> str:

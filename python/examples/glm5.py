@@ -1,9 +1,10 @@
 """A stock GLM-5 decodes with its latent KV history in host memory: same tokens, far less device.
 
 Builds a tiny random GLM-5, runs the same prompts through `generate` twice, once with transformers'
-own cache and once with an OffloadedCache whose leases are far smaller than the histories, and
-compares every token. Exits 1 at the first difference. With `--device cuda` model and leases are on
-the GPU, the histories in pinned host memory.
+own cache and once with an OffloadedCache on a DSA cache manager, and compares every token. Exits 1
+at the first difference. The manager is DSACacheManagerV2, whose leases are far smaller than the
+histories, or with `--resident` DSACacheManager, which keeps everything on the device. With
+`--device cuda` model and leases are on the GPU, the histories in pinned host memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import re
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import transformers
@@ -20,10 +22,18 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM, StoppingCriteria
+from transformers import (
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StoppingCriteria,
+)
 
 import sparse_kvcm
+from sparse_kvcm.dsa import DsaCacheConfig, DSACacheManager, DSACacheManagerV2, OffloadSizes
 from sparse_kvcm.integrations.transformers import IMPLEMENTATION, GroupStatistics, OffloadedCache
+from sparse_kvcm.models import DsaGeometry, geometry_of
 
 TOP_K = 24
 PAGE = 8
@@ -50,38 +60,71 @@ class Advance(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def build(implementation: str, device: str) -> GlmMoeDsaForCausalLM:
-    """Make the model: five layers in two selection groups, the same weights each time."""
-    config = GlmMoeDsaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=64,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_shared_experts=1,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        kv_lora_rank=48,
-        q_lora_rank=64,
-        qk_rope_head_dim=16,
-        qk_nope_head_dim=16,
-        v_head_dim=16,
-        index_topk=TOP_K,
-        index_head_dim=32,
-        index_n_heads=2,
-        first_k_dense_replace=1,
-        indexer_types=["full", "full", "shared", "shared", "shared"],
-        max_position_embeddings=2048,
-        initializer_range=0.2,  # large enough that the tokens vary
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+Model = tuple[type[PreTrainedModel], PreTrainedConfig]
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "index_topk": TOP_K,
+    "index_head_dim": 32,
+    "index_n_heads": 2,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,  # large enough that the tokens vary
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def glm5() -> Model:
+    """Five layers in two selection groups."""
+    kinds = ["full", "full", "shared", "shared", "shared"]
+    return GlmMoeDsaForCausalLM, GlmMoeDsaConfig(indexer_types=kinds, **SIZES)
+
+
+def build(model: Model, implementation: str, device: str) -> PreTrainedModel:
+    """Make a model in BF16, as its latents are kept: the same weights each time."""
+    kind, config = model
     torch.manual_seed(0)
-    model = GlmMoeDsaForCausalLM._from_config(config, attn_implementation=implementation)
-    return model.eval().to(device)
+    made = kind._from_config(config, attn_implementation=implementation)
+    return made.eval().to(device, torch.bfloat16)
+
+
+def make_manager(
+    model: PreTrainedModel, requests: int, max_length: int, resident: bool
+) -> DSACacheManager | DSACacheManagerV2:
+    """Make a manager for the model: everything on the device, or latents on the host."""
+    geometry = geometry_of(model.config.to_dict(), "demo")
+    assert isinstance(geometry, DsaGeometry)
+    pages = -(-max_length // PAGE)
+    config = DsaCacheConfig(
+        geometry,
+        max_batch_size=requests,
+        max_seq_len=max_length,
+        gpu_quota=16 << 20,
+        index_dtype="bf16",
+        tokens_per_block=PAGE,
+        max_util_for_resume=1.0,
+        device=str(model.device),
+        offload=None if resident else OffloadSizes(CACHED_SLOTS, host_pages=requests * pages),
+    )
+    return DSACacheManager(config) if resident else DSACacheManagerV2(config)
 
 
 def left_padded(lengths: tuple[int, ...], device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +137,7 @@ def left_padded(lengths: tuple[int, ...], device: str) -> tuple[torch.Tensor, to
 
 
 def generate(
-    model: GlmMoeDsaForCausalLM,
+    model: PreTrainedModel,
     ids: torch.Tensor,
     mask: torch.Tensor,
     new_tokens: int,
@@ -151,15 +194,16 @@ def table(statistics: list[GroupStatistics]) -> Table:
     return rows
 
 
-def check_run(cache: OffloadedCache, num_requests: int, new_tokens: int) -> str | None:
+def check_run(
+    cache: OffloadedCache, num_requests: int, new_tokens: int, resident: bool
+) -> str | None:
     """Say what would make the comparison worthless, if anything does."""
-    for one in cache.statistics():
+    statistics = cache.statistics()
+    for one in statistics:
         if one.steps != new_tokens - 1 or one.rows != one.steps * num_requests:
             return f"decode was not batched: {one.rows} rows in {one.steps} steps"
-    for index, request in enumerate(cache.requests):
-        slots = request.lease.cached_slots + request.lease.window_slots
-        if request.length <= slots:
-            return f"history of request {index}, {request.length} units, fits its {slots} slots"
+        if not resident and one.device_bytes >= one.history_bytes:
+            return f"histories of group {one.group} fit their leases"
     return None
 
 
@@ -177,40 +221,39 @@ def fault_of(device: str) -> str | None:
     return None
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(
+    arguments: list[str] | None = None, name: str = "GLM-5", make: Callable[[], Model] = glm5
+) -> int:
     """Run both and compare; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=f"A stock {name} on a DSA cache manager.")
     parser.add_argument("--new-tokens", type=int, default=220, help="tokens per request")
     parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:<index>")
+    parser.add_argument("--resident", action="store_true", help="keep everything on the device")
     options = parser.parse_args(arguments)
-    new_tokens, device = options.new_tokens, options.device
+    new_tokens, device, resident = options.new_tokens, options.device, options.resident
     if new_tokens < 1:
         parser.error(f"--new-tokens must be >= 1, got {new_tokens}")
     if fault := fault_of(device):
         parser.error(fault)
     torch.set_num_threads(1)  # more threads only wait for each other at this size
     ids, mask = left_padded(PROMPT_LENGTHS, device)
-    requests = len(PROMPT_LENGTHS)
+    requests, max_length = len(PROMPT_LENGTHS), ids.shape[1] + new_tokens
+    kept = "all on the device" if resident else f"leases of {CACHED_SLOTS} + {PAGE} slots"
     console.print(
-        f"transformers {transformers.__version__}: tiny random GLM-5, {requests} requests of "
-        f"{', '.join(map(str, PROMPT_LENGTHS))} tokens, top-k {TOP_K}, "
-        f"leases of {CACHED_SLOTS} + {PAGE} slots, on {device}"
+        f"transformers {transformers.__version__}: tiny random {name}, {requests} requests of "
+        f"{', '.join(map(str, PROMPT_LENGTHS))} tokens, top-k {TOP_K}, {kept}, on {device}"
     )
     begin = time.perf_counter()
     with Progress(console=console) as progress:
-        expected = generate(build("eager", device), ids, mask, new_tokens, progress, "stock cache")
-        model = build(IMPLEMENTATION, device)
-        cache = OffloadedCache(
-            model,
-            max_rows=requests,
-            max_length=ids.shape[1] + new_tokens,
-            cached_slots=CACHED_SLOTS,
-            tokens_per_block=PAGE,
-        )
-        tokens = generate(model, ids, mask, new_tokens, progress, "offloaded", cache)
+        stock = build(make(), "eager", device)
+        expected = generate(stock, ids, mask, new_tokens, progress, "stock cache")
+        model = build(make(), IMPLEMENTATION, device)
+        manager = make_manager(model, requests, max_length, resident)
+        cache = OffloadedCache(model, max_rows=requests, max_length=max_length, manager=manager)
+        tokens = generate(model, ids, mask, new_tokens, progress, type(manager).__name__, cache)
     console.print(table(cache.statistics()))
     console.print(f"{time.perf_counter() - begin:.1f} s")
-    fault = difference(tokens, expected) or check_run(cache, requests, new_tokens)
+    fault = difference(tokens, expected) or check_run(cache, requests, new_tokens, resident)
     cache.close()
     if fault:
         console.print(fault)

@@ -75,6 +75,25 @@ TEST_P(PageMoveTest, PatchWritesExactlyTheRunsThatItIsGiven) {
   }
 }
 
+TEST_P(PageMoveTest, PatchesInFlightKeepWhatTheyWereGiven) {
+  constexpr std::int32_t kRounds = 64;
+  constexpr std::int32_t kWords = 20'000;
+  const BufferPtr buffer = on_device(std::vector<std::byte>(std::size_t{kRounds} * kWords * 4));
+  auto* place = reinterpret_cast<std::int32_t*>(buffer->device_data());
+  std::vector<std::int32_t> words(kWords);
+  for (std::int32_t round = 0; round < kRounds; ++round) {
+    std::ranges::fill(words, round + 1);
+    const PatchRun run{std::int64_t{round} * kWords, kWords, 0};
+    backend().patch(place, {&run, 1}, words, 0);
+  }
+  const std::vector<std::byte> bytes = read(*buffer);
+  const auto* got = reinterpret_cast<const std::int32_t*>(bytes.data());
+  for (std::int32_t round = 0; round < kRounds; ++round) {
+    ASSERT_EQ(std::count(got + round * kWords, got + (round + 1) * kWords, round + 1), kWords)
+        << "round " << round;
+  }
+}
+
 TEST_P(PageMoveTest, AnEmptyPatchIsANoOp) { backend().patch(nullptr, {}, {}, 0); }
 
 TEST_P(PageMoveTest, CopyPagesMovesEveryByteOfThePagesAndNoOther) {

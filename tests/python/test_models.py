@@ -10,13 +10,7 @@ import pytest
 
 import sparse_kvcm as kvcm
 from sizing_cases import tiny_dsa, tiny_v4
-from sparse_kvcm.models import (
-    DeepSeekV4Geometry,
-    geometry_of,
-    index_key_bytes,
-    load_geometry,
-    presets,
-)
+from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, geometry_of, load_geometry, presets
 
 GIB = 1 << 30
 K = 1 << 10
@@ -105,6 +99,43 @@ def test_bytes_per_request_are_the_published_ones(
         assert computed[role] == pytest.approx(gib, abs=0.0056, rel=0.005), role
 
 
+@pytest.mark.parametrize(("kv_dtype", "gigabytes"), [("fp8_ds_mla", 0.21), ("bf16", 0.37)])
+def test_a_cache_of_two_selections_has_the_published_bytes(kv_dtype: Any, gigabytes: float) -> None:
+    geometry = load_geometry("glm-5.2")
+    row = geometry.num_layers * geometry.unit_layout(kv_dtype).unit_bytes
+    assert 2 * geometry.top_k * row / 1e9 == pytest.approx(gigabytes, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"), [("deepseek-v3.2", 64), ("glm-5", 32), ("glm-5.1", 32), ("glm-5.2", 32)]
+)
+def test_indexers_have_the_published_heads(model: str, heads: int) -> None:
+    geometry = load_geometry(model)
+    assert isinstance(geometry, DsaGeometry)
+    assert geometry.index_n_heads == heads
+    assert geometry.index_head_dim == 128
+
+
+def test_heads_that_a_config_json_leaves_out_are_those_of_its_type() -> None:
+    for kind, heads in (("glm_moe_dsa", 32), ("deepseek_v32", 64)):
+        geometry = geometry_of(glm(model_type=kind))
+        assert isinstance(geometry, DsaGeometry)
+        assert geometry.index_n_heads == heads
+
+
+@pytest.mark.parametrize(
+    ("index_dtype", "regions"), [("bf16", [256]), ("fp8", [128, 4]), ("mxfp4", [64, 4])]
+)
+def test_index_keys_have_the_regions_of_their_kernels(index_dtype: Any, regions: list[int]) -> None:
+    assert load_geometry("glm-5.2").index_layout(index_dtype).region_bytes == regions
+
+
+def test_nvfp4_scales_are_a_buffer_of_their_own() -> None:
+    layer = load_geometry("glm-5.2").sparse_layers(64, "nvfp4")[0]
+    sizes = [(buffer.role, buffer.page_bytes) for buffer in layer.buffers]
+    assert sizes == [("KEY", 64 * 288), ("KEY_BLOCK_SCALE", 64 * 36)]
+
+
 def test_glm_5_2_keeps_47_700_bytes_per_token() -> None:
     layers = load_geometry("glm-5.2").layers(64, "fp8", "fp8")
     assert sum(b.page_bytes for layer in layers for b in layer.buffers) == 64 * 47_700
@@ -156,8 +187,8 @@ def test_a_config_json_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
 
 
 def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
-    with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', a unit"):
-        geometry_of(glm(kv_lora_rank=44, qk_rope_head_dim=4)).unit_layout("nvfp4")
+    with pytest.raises(kvcm.InvalidArgument, match=r"kv_dtype must be one .*, got 'nvfp4', which"):
+        geometry_of(glm(kv_lora_rank=32, qk_rope_head_dim=4)).unit_layout("nvfp4")
 
 
 @pytest.mark.parametrize(
@@ -189,44 +220,40 @@ def test_a_bad_configuration_is_refused_by_field(changes: dict[str, Any], field:
 @pytest.mark.parametrize(
     ("changes", "kv_dtype", "message"),
     [
-        ({"kv_lora_rank": 100}, "fp8_ds_mla", "kv_lora_rank must be a multiple of 128 .*, got 100"),
-        ({"kv_lora_rank": 64}, "fp8_ds_mla", "kv_lora_rank must be a multiple of 128 .*, got 64"),
-        ({"kv_lora_rank": 500}, "nvfp4", "kv_lora_rank .* multiple of 16 with nvfp4, got 504"),
-        ({"kv_lora_rank": 500}, "nvfp4_ds_mla", "kv_lora_rank must be .* of 16 with .*, got 500"),
+        ({"kv_lora_rank": 100}, "fp8_ds_mla", "multiples of 128: kv_lora_rank is 100"),
+        ({"kv_lora_rank": 64}, "fp8_ds_mla", "multiples of 128: kv_lora_rank is 64"),
+        ({"kv_lora_rank": 500}, "nvfp4", r"of 64: kv_lora_rank \+ qk_rope_head_dim is 504"),
+        ({"kv_lora_rank": 500}, "nvfp4_ds_mla", "multiples of 64: kv_lora_rank is 500"),
     ],
 )
-def test_a_width_whose_scales_are_not_whole_is_refused_by_field(
+def test_a_latent_whose_scales_are_not_whole_is_refused_by_field(
     changes: dict[str, Any], kv_dtype: Any, message: str
 ) -> None:
-    with pytest.raises(kvcm.InvalidArgument, match=rf"\[ModelGeometry\] {message}"):
+    with pytest.raises(kvcm.InvalidArgument, match=rf"kv_dtype must be .*{message}"):
         tiny_dsa(**changes).unit_layout(kv_dtype)
 
 
 @pytest.mark.parametrize(
     ("head_dim", "rope", "kv_dtype", "message"),
     [
-        (512, 60, "fp8_ds_mla", "head_dim - qk_rope_head_dim must be .* 64 with .*, got 452"),
-        (64, 64, "fp8_ds_mla", "head_dim - qk_rope_head_dim must be .* 64 with .*, got 0"),
-        (520, 64, "nvfp4", "head_dim must be a multiple of 16 with nvfp4, got 520"),
+        (512, 60, "fp8_ds_mla", "multiples of 64: head_dim - qk_rope_head_dim is 452"),
+        (64, 64, "fp8_ds_mla", "multiples of 64: head_dim - qk_rope_head_dim is 0"),
+        (520, 64, "nvfp4", "multiples of 64: head_dim is 520"),
     ],
 )
 def test_an_entry_whose_scales_are_not_whole_is_refused_by_field(
     head_dim: int, rope: int, kv_dtype: Any, message: str
 ) -> None:
     geometry = tiny_v4(head_dim=head_dim, qk_rope_head_dim=rope)
-    with pytest.raises(kvcm.InvalidArgument, match=rf"\[ModelGeometry\] {message}"):
+    with pytest.raises(kvcm.InvalidArgument, match=rf"kv_dtype must be .*{message}"):
         geometry.unit_layout(kv_dtype)
 
 
-@pytest.mark.parametrize(
-    ("index_dtype", "width", "of"), [("fp8", 64, 128), ("fp8", 192, 128), ("mxfp4", 33, 32)]
-)
-def test_an_index_key_whose_scales_are_not_whole_is_refused(
-    index_dtype: Any, width: int, of: int
-) -> None:
-    message = f"index_head_dim must be a multiple of {of} with {index_dtype}, got {width}"
+@pytest.mark.parametrize(("index_dtype", "width"), [("fp8", 64), ("fp8", 192), ("mxfp4", 33)])
+def test_an_index_key_whose_scales_are_not_whole_is_refused(index_dtype: Any, width: int) -> None:
+    message = f"index_dtype must be .* multiples of 128: index_head_dim is {width}"
     with pytest.raises(kvcm.InvalidArgument, match=message):
-        index_key_bytes(index_dtype, width)
+        tiny_dsa(index_head_dim=width).index_layout(index_dtype)
 
 
 @pytest.mark.parametrize("model", ["x" * 5000, "no\0path", "/"])

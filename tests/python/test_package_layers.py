@@ -11,8 +11,11 @@ PACKAGE = Path(__file__).parents[2] / "python" / "sparse_kvcm"
 
 # Each part, lowest first; it may import those before it, and `_core`.
 LAYERS = (
+    "ops",
     "byte_counts",
     "models",
+    "step",
+    "dsa",
     "config",
     "decode_worker",
     "sizing",

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import shorten
-from sparse_kvcm.models._dtypes import IndexDtype, KvDtype, index_key_bytes
+from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "KvDtype",
     "ModelGeometry",
     "geometry_of",
-    "index_key_bytes",
     "load_geometry",
     "presets",
 ]

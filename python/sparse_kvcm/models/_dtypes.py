@@ -17,12 +17,6 @@ IndexDtype = Literal["bf16", "fp8", "mxfp4"]
 def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
     """The record of a DSA latent: `rank` compressed elements and `rope` rotary ones."""
     width = rank + rope
-    if kv_dtype == "fp8_ds_mla":
-        _check_multiple("kv_lora_rank", rank, 128, kv_dtype)
-    elif kv_dtype == "nvfp4":
-        _check_multiple("kv_lora_rank + qk_rope_head_dim", width, 16, kv_dtype)
-    elif kv_dtype == "nvfp4_ds_mla":
-        _check_multiple("kv_lora_rank", rank, 16, kv_dtype)
     regions = {
         "bf16": [2 * width],
         "fp8": [width],  # one scale per tensor, outside
@@ -30,13 +24,20 @@ def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
         "nvfp4": [width // 2, width // 16],
         "nvfp4_ds_mla": [rank // 2 + rope + rank // 16],
     }
-    return _layout(_known(regions, kv_dtype, "DSA"), kv_dtype)
+    known = _known(regions, kv_dtype, "DSA")
+    if kv_dtype == "fp8_ds_mla":
+        _check_multiple("kv_lora_rank", rank, 128, kv_dtype)
+    elif kv_dtype == "nvfp4":
+        _check_multiple("kv_lora_rank + qk_rope_head_dim", width, 64, kv_dtype)
+    elif kv_dtype == "nvfp4_ds_mla":
+        _check_multiple("kv_lora_rank", rank, 64, kv_dtype)  # four scales to a row of their matrix
+    return _layout(known, kv_dtype)
 
 
 def compressed_layout(kv_dtype: KvDtype, head_dim: int, rope: int) -> UnitLayout:
     """The record of a DeepSeek-V4 entry, key and value in one."""
     if kv_dtype == "nvfp4":
-        _check_multiple("head_dim", head_dim, 16, kv_dtype)
+        _check_multiple("head_dim", head_dim, 64, kv_dtype)
     if kv_dtype == "fp8_ds_mla":
         _check_multiple("head_dim - qk_rope_head_dim", head_dim - rope, 64, kv_dtype)
         data = head_dim - rope + 2 * rope
@@ -54,29 +55,24 @@ def window_dtype(kv_dtype: KvDtype) -> KvDtype:
     return "fp8" if kv_dtype == "nvfp4" else kv_dtype
 
 
-def index_key_bytes(index_dtype: IndexDtype, index_head_dim: int) -> int:
-    """Bytes of one index key with its scales."""
-    sizes = {
-        "bf16": 2 * index_head_dim,
-        "fp8": index_head_dim + 4 * (index_head_dim // 128),
-        "mxfp4": index_head_dim // 2 + index_head_dim // 32,
+def index_layout(index_dtype: IndexDtype, index_head_dim: int) -> UnitLayout:
+    """The record of one index key: its data and, if it is quantised, its scales.
+
+    As regions of a page: all tokens' data come first, then all tokens' scales.
+    """
+    regions = {
+        "bf16": [2 * index_head_dim],
+        "fp8": [index_head_dim, 4 * (index_head_dim // 128)],
+        "mxfp4": [index_head_dim // 2, index_head_dim // 32],
     }
-    if index_dtype not in sizes:
+    if index_dtype not in regions:
         raise InvalidArgument(
             f"[ModelGeometry] index_dtype must be one of {', '.join(get_args(IndexDtype))}, "
             f"got {index_dtype!r}"
         )
-    scaled = {"bf16": 1, "fp8": 128, "mxfp4": 32}[index_dtype]  # elements that share a scale
-    _check_multiple("index_head_dim", index_head_dim, scaled, index_dtype)
-    return sizes[index_dtype]
-
-
-def _check_multiple(field: str, value: int, of: int, dtype: str) -> None:
-    """Elements that share a scale come whole."""
-    if value < of or value % of != 0:
-        raise InvalidArgument(
-            f"[ModelGeometry] {field} must be a multiple of {of} with {dtype}, got {value}"
-        )
+    if index_dtype != "bf16":
+        _check_multiple("index_head_dim", index_head_dim, 128, index_dtype)
+    return UnitLayout(regions[index_dtype])
 
 
 def _layout(regions: list[int], kv_dtype: KvDtype, **options: int) -> UnitLayout:
@@ -96,3 +92,12 @@ def _known(regions: dict[str, list[int]], kv_dtype: KvDtype, kind: str) -> list[
             f"got {kv_dtype!r}"
         )
     return regions[kv_dtype]
+
+
+def _check_multiple(field: str, value: int, of: int, dtype: str) -> None:
+    if value < of or value % of:
+        kind = "index_dtype" if field.startswith("index") else "kv_dtype"
+        raise InvalidArgument(
+            f"[ModelGeometry] {kind} must be one that the model's width can have, got {dtype!r}, "
+            f"which takes multiples of {of}: {field} is {value}; bf16 takes any"
+        )

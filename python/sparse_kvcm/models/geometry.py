@@ -4,7 +4,7 @@ A model layer becomes up to three storage layers, since a storage layer has one 
 is what selections choose from, which an offloading worker keeps on the host; its storage layer has
 the model layer's own id.
 
-    DSA           0 KEY, 1 INDEX_KEY
+    DSA           0 KEY, 1 INDEX_KEY of layers that own an indexer
     DeepSeek-V4   0 COMPRESS and 1 INDEX_KEY of ratio 4, 2 the sliding window of all layers, 3 the
                   compressors' state at ratio 4, 4 COMPRESS and 5 the state at ratio 128
 """
@@ -67,12 +67,34 @@ class ModelGeometry(ABC):
     def unit_layout(self, kv_dtype: KvDtype) -> UnitLayout:
         """Bytes of a unit in one member layer."""
 
+    def index_layout(self, index_dtype: IndexDtype) -> UnitLayout:
+        """Bytes of an index key: data, then scales if it has some."""
+        return _dtypes.index_layout(index_dtype, self.index_head_dim)
+
     @abstractmethod
     def check_page(self, tokens_per_block: int, kv_dtype: KvDtype) -> None:
         """Refuse a page size, in tokens, that this model cannot have."""
 
     @abstractmethod
     def _dense(self, tokens: int, kv: KvDtype, index: IndexDtype) -> list[LayerConfig]: ...
+
+    @property
+    def selection_group_of(self) -> dict[int, int]:
+        """The selection group of each layer that attends to a selection."""
+        return {layer: i for i, group in enumerate(self.groups) for layer in group}
+
+    @property
+    def kv_layer_of(self) -> dict[int, int]:
+        """The layer in whose pool each of them finds its units: its own.
+
+        Not to be inferred from `selection_group_of`, nor the other way round: models exist in
+        which a layer takes its units from one layer and its selection from another.
+        """
+        return {layer: layer for layer in self.history_layers}
+
+    def owns_indexer(self, layer: int) -> bool:
+        """Whether the layer has an indexer and index keys, or uses another one's selection."""
+        return any(group[0] == layer for group in self.groups)
 
     @property
     def history_layers(self) -> list[int]:
@@ -99,13 +121,19 @@ class ModelGeometry(ABC):
     ) -> list[LayerConfig]:
         """Storage layers that selections choose from."""
         self.check_page(tokens_per_block, kv_dtype)
-        page = self.unit_layout(kv_dtype).page_bytes(tokens_per_block // self.tokens_per_unit)
-        buffers = [BufferConfig("KEY", page, is_sparse=is_sparse)]
+        units = tokens_per_block // self.tokens_per_unit
+        layout = self.unit_layout(kv_dtype)
+        pages = {"KEY": layout.page_bytes(units)}
+        if kv_dtype == "nvfp4":  # scales are a buffer of their own
+            pages = {
+                role: size * units
+                for role, size in zip(("KEY", "KEY_BLOCK_SCALE"), layout.region_bytes, strict=True)
+            }
+        buffers = [BufferConfig(role, size, is_sparse=is_sparse) for role, size in pages.items()]
         return [LayerConfig(layer, buffers) for layer in self.history_layers]
 
     def _index_layers(self, tokens: int, index: IndexDtype) -> list[LayerConfig]:
-        page = tokens // self.tokens_per_unit
-        page *= _dtypes.index_key_bytes(index, self.index_head_dim)
+        page = self.index_layout(index).page_bytes(tokens // self.tokens_per_unit)
         return [self._storage_layer(1, group[0], {"INDEX_KEY": page}) for group in self.groups]
 
     def _storage_layer(
@@ -117,12 +145,21 @@ class ModelGeometry(ABC):
 
 @dataclass(frozen=True)
 class DsaGeometry(ModelGeometry):
-    """DeepSeek-V3.2 and GLM-5.x: each layer selects tokens out of its MLA latents."""
+    """DeepSeek-V3.2 and GLM-5.x: each layer selects tokens out of its MLA latents.
+
+    Attributes
+    ----------
+    kv_lora_rank, qk_rope_head_dim : int
+        Elements of a latent: compressed ones, then rotary ones.
+    index_n_heads : int
+        Query heads of an indexer.
+    """
 
     algorithm: ClassVar[str] = "dsa"
 
     kv_lora_rank: int = 512
     qk_rope_head_dim: int = 64
+    index_n_heads: int = 64
 
     @property
     def tokens_per_block(self) -> int:
@@ -137,8 +174,8 @@ class DsaGeometry(ModelGeometry):
         """FlashMLA's records have pages of 64."""
         if kv_dtype == "fp8_ds_mla" and tokens_per_block != 64:
             raise InvalidArgument(
-                f"[{FUNCTION}] tokens_per_block must be 64 with kv_dtype fp8_ds_mla, "
-                f"got {tokens_per_block}"
+                f"[{FUNCTION}] tokens_per_block must be 64 with kv_dtype fp8_ds_mla, whose kernels "
+                f"have that page, got {tokens_per_block}; bf16, fp8 and nvfp4 take other pages"
             )
 
     def _dense(self, tokens: int, kv: KvDtype, index: IndexDtype) -> list[LayerConfig]:
@@ -166,7 +203,12 @@ class DsaGeometry(ModelGeometry):
             read_int(config, "max_position_embeddings"),
             read_int(config, "kv_lora_rank"),
             read_int(config, "qk_rope_head_dim"),
+            read_int(config, "index_n_heads", _INDEX_N_HEADS.get(str(config.get("model_type")))),
         )
+
+
+# What transformers 5.24 takes where config.json has none.
+_INDEX_N_HEADS = {"deepseek_v32": 64, "glm_moe_dsa": 32}
 
 
 def _full_indexers(config: Mapping[str, Any], num_layers: int) -> list[bool]:

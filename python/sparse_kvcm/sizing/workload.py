@@ -21,7 +21,7 @@ from sparse_kvcm._core import (
     LayerConfig,
     SelectionGroupConfig,
 )
-from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry, index_key_bytes
+from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.checks import check_int
 
 FUNCTION = "Workload"
@@ -72,7 +72,7 @@ class Workload:
         check_int(FUNCTION, "tokens_per_block", self.tokens_per_block, 1, MAX_PAGE_TOKENS)
         self.geometry.check_page(self.tokens_per_block, self.kv_dtype)
         self.geometry.unit_layout(self.kv_dtype)
-        index_key_bytes(self.index_dtype, self.geometry.index_head_dim)
+        self.geometry.index_layout(self.index_dtype)
         check_int(
             FUNCTION, "max_seq_len", self.max_seq_len, 1, MAX_UNITS * self.geometry.tokens_per_unit
         )

@@ -79,7 +79,7 @@ def test_makers_refuse_sizes_by_name(model, function):
 def test_makers_refuse_what_is_no_model_and_no_manager(model, function):
     with refuses(f"[{function}] model must be a transformers model, got NoneType None"):
         MAKERS[function](None, **SIZES)
-    with refuses(f"[{function}] manager must be a KvCacheManager, got int 3"):
+    with refuses(f"[{function}] manager must be a KvCacheManager or a DsaManager, got int 3"):
         MAKERS[function](model, **SIZES, manager=3)
     with refuses("[manager_config] model must be a transformers model, got NoneType None"):
         manager_config(None, **SIZES)

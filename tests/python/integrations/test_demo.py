@@ -5,22 +5,21 @@ from __future__ import annotations
 import tiny_glm  # noqa: F401
 
 # isort: split
-import importlib.util
+import importlib
 import pathlib
 
 import pytest
 
-from sparse_kvcm.integrations.transformers.steps import DecodeSteps
+from sparse_kvcm.integrations.transformers.dsa_steps import DsaSteps
 
-PATH = pathlib.Path(__file__).parents[3] / "python" / "examples" / "glm5.py"
+EXAMPLES = pathlib.Path(__file__).parents[3] / "python" / "examples"
 
 
 @pytest.fixture
 def demo(monkeypatch):
     pytest.importorskip("rich")
-    spec = importlib.util.spec_from_file_location("glm5", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    module = importlib.import_module("glm5")
     # The prompts must stay longer than a lease and differ.
     monkeypatch.setattr(module, "PROMPT_LENGTHS", (120, 90))
     return module
@@ -30,15 +29,22 @@ def last_line(capsys):
     return capsys.readouterr().out.rstrip().splitlines()[-1]
 
 
-def test_demo_ends_with_identical_tokens(demo, device, capsys):
-    assert demo.main(["--new-tokens", "12", "--device", device]) == 0
+@pytest.mark.parametrize("options", [[], ["--resident"]], ids=["offloaded", "resident"])
+def test_demo_ends_with_identical_tokens(demo, device, capsys, options):
+    assert demo.main(["--new-tokens", "12", "--device", device, *options]) == 0
+    assert last_line(capsys) == "tokens identical: 2 requests x 12 tokens"
+
+
+def test_demo_of_deepseek_ends_with_identical_tokens(demo, capsys):
+    model = importlib.import_module("v32").v32
+    assert demo.main(["--new-tokens", "12"], "DeepSeek-V3.2", model) == 0
     assert last_line(capsys) == "tokens identical: 2 requests x 12 tokens"
 
 
 def test_demo_names_the_first_wrong_token(demo, capsys, monkeypatch):
-    gather = DecodeSteps.gather
+    gather = DsaSteps.gather
     monkeypatch.setattr(
-        DecodeSteps, "gather", lambda self, layer, slots: gather(self, layer, slots ^ 1)
+        DsaSteps, "gather", lambda self, layer, slots: gather(self, layer, slots ^ 1)
     )
     assert demo.main(["--new-tokens", "12"]) == 1
     assert last_line(capsys).startswith("request ")
@@ -69,4 +75,4 @@ def test_demo_refuses_a_device_that_is_not_there(demo, capsys, device, message):
 def test_demo_refuses_histories_that_fit_their_leases(demo, capsys, monkeypatch):
     monkeypatch.setattr(demo, "PROMPT_LENGTHS", (30, 20))
     assert demo.main(["--new-tokens", "12"]) == 1
-    assert "fits its" in last_line(capsys)
+    assert "fit their leases" in last_line(capsys)

@@ -9,11 +9,12 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicIndexedLayer
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.integrations.transformers._arguments import check_model
+from sparse_kvcm.integrations.transformers.dsa_steps import steps_for
 from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_for
 from sparse_kvcm.integrations.transformers.state import CacheState, Form
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
-from sparse_kvcm.integrations.transformers.steps import DecodeSteps
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -119,7 +120,7 @@ class OffloadedCache(DynamicCache):
         N; see :func:`manager_config`. Only without ``manager``.
     tokens_per_block : int, optional
         Tokens of one page. Default 64. Only without ``manager``.
-    manager : KvCacheManager, optional
+    manager : KvCacheManager or DsaManager, optional
         Made for the model, e.g. from :func:`manager_config`. It may serve several caches, one
         forward at a time. Default: one for this cache alone.
     form : {"scatter", "compact"}
@@ -142,7 +143,7 @@ class OffloadedCache(DynamicCache):
         max_length: int,
         cached_slots: int | None = None,
         tokens_per_block: int | None = None,
-        manager: kvcm.KvCacheManager | None = None,
+        manager: kvcm.KvCacheManager | DsaManager | None = None,
         form: Form = "scatter",
     ) -> None:
         check_model("OffloadedCache", model)
@@ -156,7 +157,7 @@ class OffloadedCache(DynamicCache):
             cached_slots=cached_slots,
             tokens_per_block=tokens_per_block,
         )
-        steps = DecodeSteps(manager, geometry, max_rows=max_rows, max_length=max_length)
+        steps = steps_for(manager, geometry, max_rows=max_rows, max_length=max_length)
         state = CacheState(
             steps, model.config, max_length=max_length, form=form, commit_after_attention=True
         )
@@ -175,12 +176,12 @@ class OffloadedCache(DynamicCache):
         self.layers = [OffloadedLayer(state, layer) for layer in range(len(self.layers))]
 
     @property
-    def manager(self) -> kvcm.KvCacheManager:
+    def manager(self) -> Any:
         """The manager that holds the histories."""
         return self._state.steps.manager
 
     @property
-    def requests(self) -> tuple[kvcm.KvCache, ...]:
+    def requests(self) -> tuple[Any, ...]:
         """The requests of the batch, in its order; empty before the prompts are in."""
         self._state.recover()
         return tuple(self._state.requests)

@@ -12,11 +12,12 @@ import enum
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.integrations.transformers._arguments import (
     check_int,
     check_model,
@@ -24,10 +25,10 @@ from sparse_kvcm.integrations.transformers._arguments import (
 )
 from sparse_kvcm.integrations.transformers.attention import IMPLEMENTATION
 from sparse_kvcm.integrations.transformers.cache import OffloadedCache
+from sparse_kvcm.integrations.transformers.dsa_steps import steps_for
 from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_for
 from sparse_kvcm.integrations.transformers.state import CacheState, Form, Parked
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
-from sparse_kvcm.integrations.transformers.steps import DecodeSteps
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -66,7 +67,7 @@ class Request:
     _parked: Parked | None = field(default=None, repr=False)
 
     @property
-    def cache(self) -> kvcm.KvCache:
+    def cache(self) -> Any:
         """Its history in the manager; closed once it is finished."""
         if self._parked is None:
             raise kvcm.InvalidState("[Request.cache] the request has no history yet")
@@ -99,8 +100,9 @@ class StepDriver:
         N; see :func:`manager_config`. Only without ``manager``.
     tokens_per_block : int, optional
         Tokens of one page. Default 64. Only without ``manager``.
-    manager : KvCacheManager, optional
-        Made for the model. Default: one for this driver alone.
+    manager : KvCacheManager or DsaManager, optional
+        Made for the model. A DSA manager of either version holds index keys too. Default: a
+        KvCacheManager for this driver alone.
     form : {"scatter", "compact"}
         As in :class:`OffloadedCache`.
     sample : callable
@@ -123,7 +125,7 @@ class StepDriver:
         max_requests: int | None = None,
         cached_slots: int | None = None,
         tokens_per_block: int | None = None,
-        manager: kvcm.KvCacheManager | None = None,
+        manager: kvcm.KvCacheManager | DsaManager | None = None,
         form: Form = "scatter",
         sample: Sample = greedy,
         eos_token_id: int | None = None,
@@ -148,13 +150,13 @@ class StepDriver:
         parameters = inspect.signature(model.forward).parameters
         # transformers 5.24 renamed the argument.
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._steps = DecodeSteps(manager, geometry, max_rows=max_rows, max_length=max_length)
+        self._steps = steps_for(manager, geometry, max_rows=max_rows, max_length=max_length)
         self._state = self._make_state(max_length)
         self._requests: list[Request] = []  # active and suspended
         self._seated: list[Request] = []  # in the cache now, in its order
 
     @property
-    def manager(self) -> kvcm.KvCacheManager:
+    def manager(self) -> Any:
         """The manager that holds the histories."""
         return self._steps.manager
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.integrations.transformers._arguments import check_int, check_model
 
 if TYPE_CHECKING:
@@ -233,12 +234,12 @@ def manager_config(
 def manager_for(
     function: str,
     model: PreTrainedModel,
-    manager: kvcm.KvCacheManager | None,
+    manager: kvcm.KvCacheManager | DsaManager | None,
     *,
     max_rows: int,
     max_length: int,
     **options: int | None,
-) -> kvcm.KvCacheManager:
+) -> kvcm.KvCacheManager | DsaManager:
     """Check the manager that ``function`` was given, or make one with the options that are set.
 
     Raises
@@ -253,9 +254,10 @@ def manager_for(
         return kvcm.KvCacheManager(
             manager_config(model, max_rows=max_rows, max_length=max_length, **given)
         )
-    if not isinstance(manager, kvcm.KvCacheManager):
+    if not isinstance(manager, kvcm.KvCacheManager | DsaManager):
         raise ValueError(
-            f"[{function}] manager must be a KvCacheManager, got {type(manager).__name__} {manager}"
+            f"[{function}] manager must be a KvCacheManager or a DsaManager, got "
+            f"{type(manager).__name__} {manager}"
         )
     if given:
         name, value = next(iter(given.items()))

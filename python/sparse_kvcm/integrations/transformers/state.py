@@ -23,7 +23,7 @@ from torch import nn
 import sparse_kvcm as kvcm
 from sparse_kvcm.integrations.transformers import forward as _forward
 from sparse_kvcm.integrations.transformers.attention import IMPLEMENTATION, only
-from sparse_kvcm.integrations.transformers.steps import DecodeSteps, release
+from sparse_kvcm.integrations.transformers.steps import History, Steps, release
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -44,7 +44,7 @@ class Phase(enum.Enum):
 class Parked:
     """A request outside a cache: its history in the manager and its indexer keys, ``[n, d]``."""
 
-    cache: kvcm.KvCache
+    cache: History
     indexer_keys: dict[int, torch.Tensor]
 
 
@@ -53,7 +53,7 @@ class CacheState:
 
     Parameters
     ----------
-    steps : DecodeSteps
+    steps : Steps
         May be shared with other caches, one of which may be in a step at a time.
     config : PreTrainedConfig
         Of the model; read for the attention implementation that is in force.
@@ -67,7 +67,7 @@ class CacheState:
 
     def __init__(
         self,
-        steps: DecodeSteps,
+        steps: Steps,
         config: PreTrainedConfig,
         *,
         max_length: int,
@@ -79,7 +79,7 @@ class CacheState:
         self.steps = steps
         self.form = form
         self.max_length = max_length
-        self.requests: list[kvcm.KvCache] = []
+        self.requests: list[History] = []
         self.indexer_keys: dict[int, torch.Tensor] = {}
         self._config = config
         self._geometry = steps.geometry
@@ -189,9 +189,9 @@ class CacheState:
                 f"[OffloadedCache] indexer keys of layer {layer} came out of order"
             )
         past = self.indexer_keys.get(layer)
-        keys = keys.detach()
-        self.indexer_keys[layer] = keys if past is None else torch.cat([past, keys], 1)
-        return self.indexer_keys[layer]
+        keys = self.steps.append_index_keys(layer, keys.detach(), past, self._padding)
+        self.indexer_keys[layer] = keys
+        return keys
 
     def read(
         self, module: nn.Module, layer: int, attention_mask: torch.Tensor, indices: torch.Tensor
@@ -255,6 +255,8 @@ class CacheState:
             raise
         self._phase = Phase.IDLE
         self._latents.clear()
+        if self.steps.holds_index_keys:
+            self.indexer_keys.clear()
 
     # --- parts ---
 
@@ -293,7 +295,7 @@ class CacheState:
                 f"positions, got {query_length}"
             )
         needs = [self.max_length - pad for pad in padding.tolist()]
-        self.requests = self.steps.reserve(needs)
+        self.requests = list(self.steps.reserve(needs))
         self._padding = padding
         self._phase = Phase.PROMPT
 
@@ -336,7 +338,9 @@ class CacheState:
         columns = self._latents[0].shape[1]
         for i, (request, pad) in enumerate(zip(self.requests, self._padding.tolist(), strict=True)):
             self.steps.import_history(
-                request, {layer: rows[i, pad:] for layer, rows in self._latents.items()}
+                request,
+                {layer: rows[i, pad:] for layer, rows in self._latents.items()},
+                {layer: keys[i, pad:] for layer, keys in self.indexer_keys.items()},
             )
         self._length = columns
 

@@ -8,6 +8,7 @@ order; an abort gives every request its length back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -21,13 +22,95 @@ class DecodeError(RuntimeError):
     """The device reported a fault in a decode step. The step has been aborted."""
 
 
+class History(Protocol):
+    """A request, as caches and drivers see it."""
+
+    @property
+    def need(self) -> int:
+        """Most tokens that it will have."""
+
+    @property
+    def committed_length(self) -> int:
+        """Tokens that it has."""
+
+    @property
+    def row(self) -> int | None:
+        """Its seat."""
+
+    def suspend(self, stream: int = 0) -> None:
+        """Give its seat back."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Steps(Protocol):
+    """What caches and drivers need of whoever takes requests through decode steps.
+
+    `DecodeSteps` documents the calls. Requests are those that `reserve` made.
+    """
+
+    manager: Any
+    geometry: DsaGeometry
+    device: torch.device
+    max_length: int
+    holds_index_keys: bool
+
+    @property
+    def stream(self) -> int:
+        """The stream that torch works on now."""
+
+    def reserve(self, needs: Sequence[int]) -> Sequence[Any]:
+        """Make requests."""
+
+    def activate(self, cache: Any) -> None:
+        """Resume and seat one."""
+
+    def import_history(
+        self, cache: Any, latents: dict[int, torch.Tensor], index_keys: dict[int, torch.Tensor]
+    ) -> None:
+        """Append a prompt."""
+
+    def open(self, caches: Sequence[Any]) -> None:
+        """Open a step."""
+
+    def append_index_keys(
+        self, layer: int, keys: torch.Tensor, past: torch.Tensor | None, padding: torch.Tensor
+    ) -> torch.Tensor:
+        """All index keys of a layer."""
+
+    def select(self, group: int, ordinals: torch.Tensor) -> None:
+        """Find a selection."""
+
+    def slots(self, group: int) -> torch.Tensor:
+        """Where it is."""
+
+    def write(self, layer: int, latents: torch.Tensor) -> None:
+        """Write new latents."""
+
+    def gather(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """Read latents."""
+
+    def commit(self) -> None:
+        """End the step."""
+
+    def abort(self) -> None:
+        """Undo the step."""
+
+    def close(self) -> None:
+        """Free the rows."""
+
+    def statistics(self, caches: Iterable[Any]) -> list[GroupStatistics]:
+        """Counts."""
+
+
 class DecodeSteps:
     """Takes requests through decode steps.
 
     Parameters
     ----------
     manager : KvCacheManager
-        Must fit ``geometry``.
+        Must fit ``geometry``. It holds no index keys; caches keep those.
     geometry : DsaGeometry
         Of the model.
     max_rows : int
@@ -35,6 +118,8 @@ class DecodeSteps:
     max_length : int
         Most units of one request.
     """
+
+    holds_index_keys = False
 
     def __init__(
         self,
@@ -116,8 +201,14 @@ class DecodeSteps:
             cache.suspend(self.stream)
             raise
 
-    def import_history(self, cache: kvcm.KvCache, latents: dict[int, torch.Tensor]) -> None:
+    def import_history(
+        self,
+        cache: kvcm.KvCache,
+        latents: dict[int, torch.Tensor],
+        index_keys: dict[int, torch.Tensor],
+    ) -> None:
         """Append a prompt's latents, ``[n, width]`` per layer, to a request's host history."""
+        del index_keys  # stay with the cache
         cache.import_history(
             {
                 layer: rows.contiguous().view(torch.uint8).cpu().numpy()
@@ -162,6 +253,13 @@ class DecodeSteps:
         outputs = self.batch.resolve(group, self._launch_rows, ordinals, stream=self.stream)
         self.batch.fetch(group, self._launch_rows, outputs, stream=self.stream)
         self._resolved[group] = outputs
+
+    def append_index_keys(
+        self, layer: int, keys: torch.Tensor, past: torch.Tensor | None, padding: torch.Tensor
+    ) -> torch.Tensor:
+        """All index keys of a layer, ``[b, t, d]``, given those of earlier tokens and new ones."""
+        del layer, padding
+        return keys if past is None else torch.cat([past, keys], 1)
 
     def slots(self, group: int) -> torch.Tensor:
         """The arena slots of the group's selection, int32 ``[b, k]``, -1 where there is none."""
@@ -252,7 +350,7 @@ class DecodeSteps:
         return "[OffloadedCache] the device reported in a decode step: " + "; ".join(faults)
 
 
-def release(caches: Iterable[kvcm.KvCache]) -> None:
+def release(caches: Iterable[History]) -> None:
     """Close requests."""
     for cache in caches:
         cache.close()

@@ -1,0 +1,44 @@
+"""The DSA adapter: DeepSeek-V3.2 and GLM-5.x, resident (version 1) or offloaded (version 2).
+
+    choice         which version a model gets, and what neither does
+    config         what a manager is made from
+    codecs         latents and index keys as kernels store them
+    slot_mapping   where tokens lie, in bytes
+    scatter        writing and reading them there
+    pools          the buffers of a role, and views of them
+    replay         a draft model's turn
+
+Nothing here imports torch before a manager is made or an array handed in.
+"""
+
+from sparse_kvcm.dsa.choice import (
+    V2_ARCHITECTURES,
+    ManagerFeatures,
+    choose_version,
+    refuse_in_v2,
+)
+from sparse_kvcm.dsa.config import DsaCacheConfig, OffloadSizes
+from sparse_kvcm.dsa.manager import DsaManager
+from sparse_kvcm.dsa.manager_v1 import DSACacheManager
+from sparse_kvcm.dsa.manager_v2 import DSACacheManagerV2, StepFaultError
+from sparse_kvcm.dsa.replay import IndexerMetadata, draft_replay
+from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping
+from sparse_kvcm.dsa.step_tensors import DsaStep
+
+__all__ = [
+    "V2_ARCHITECTURES",
+    "DSACacheManager",
+    "DSACacheManagerV2",
+    "DsaCacheConfig",
+    "DsaManager",
+    "DsaStep",
+    "IndexerMetadata",
+    "ManagerFeatures",
+    "OffloadSizes",
+    "PageGeometry",
+    "SlotMapping",
+    "StepFaultError",
+    "choose_version",
+    "draft_replay",
+    "refuse_in_v2",
+]

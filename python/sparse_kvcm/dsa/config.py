@@ -1,0 +1,156 @@
+"""What a DSA cache manager is made from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sparse_kvcm._core import (
+    BatchDesc,
+    CacheTier,
+    CacheTierConfig,
+    InvalidArgument,
+    KvCacheDesc,
+    StorageConfig,
+)
+from sparse_kvcm.dsa.codecs import IndexScale
+from sparse_kvcm.dsa.slot_mapping import PageGeometry
+from sparse_kvcm.models import DsaGeometry, IndexDtype, KvDtype
+
+FUNCTION = "DsaCacheConfig"
+
+
+@dataclass(frozen=True)
+class OffloadSizes:
+    """Memory of an offloading manager, beside the pools of index keys.
+
+    Attributes
+    ----------
+    cached_slots : int
+        N of a lease: a multiple of a page, at least the model's top-k.
+    host_pages : int
+        Pages of host history, for all requests together.
+    window_slots : int, optional
+        W of a lease, a multiple of a page. None: one page.
+    arena_pages : int, optional
+        Pages of all leases. None: for a lease of N + W of each request.
+    cold_quota : int
+        Pinned host bytes for the index keys of suspended requests.
+    """
+
+    cached_slots: int
+    host_pages: int
+    window_slots: int | None = None
+    arena_pages: int | None = None
+    cold_quota: int = 0
+
+
+@dataclass(frozen=True)
+class DsaCacheConfig:
+    """A model, its data types and its memory.
+
+    Attributes
+    ----------
+    geometry : DsaGeometry
+    max_batch_size : int
+        Most requests of a step.
+    max_seq_len : int
+        Most tokens of one request.
+    gpu_quota : int
+        Bytes of the pools on the GPU, raised to what one request of max_seq_len takes.
+    kv_dtype, index_dtype : str
+        Of latents and of index keys.
+    tokens_per_block : int, optional
+        Page in tokens. None: the model's usual one.
+    kv_scale : float
+        As in `codecs.encode_latents`.
+    index_scale : str
+        As in `codecs.encode_index_keys`.
+    max_util_for_resume : float
+        As in `StorageConfig`.
+    device : str
+    offload : OffloadSizes, optional
+        Keep latents on the host. None: everything on the GPU.
+
+    Raises
+    ------
+    InvalidArgument
+        Naming the field, what it may be, and its value.
+    """
+
+    geometry: DsaGeometry
+    max_batch_size: int
+    max_seq_len: int
+    gpu_quota: int
+    kv_dtype: KvDtype = "bf16"
+    index_dtype: IndexDtype = "fp8"
+    tokens_per_block: int | None = None
+    kv_scale: float = 1.0
+    index_scale: IndexScale = "fp32"
+    max_util_for_resume: float = 0.97
+    device: str = "cpu"
+    offload: OffloadSizes | None = None
+
+    def __post_init__(self) -> None:
+        self.geometry.check_page(self.page_tokens, self.kv_dtype)
+        for field in ("max_batch_size", "gpu_quota"):
+            if getattr(self, field) < 1:
+                raise InvalidArgument(
+                    f"[{FUNCTION}] {field} must be >= 1, got {getattr(self, field)}"
+                )
+        if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
+            raise InvalidArgument(
+                f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "
+                f"{self.geometry.name} takes, got {self.max_seq_len}"
+            )
+        if self.offload is not None and self.offload.cached_slots < self.geometry.top_k:
+            least = self.pages(self.geometry.top_k) * self.page_tokens
+            raise InvalidArgument(
+                f"[{FUNCTION}] cached_slots must be at least {least}, whole pages of a selection "
+                f"of top-k {self.geometry.top_k}, got {self.offload.cached_slots}"
+            )
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+        return self.tokens_per_block or self.geometry.tokens_per_block
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest request."""
+        return self.pages(self.max_seq_len)
+
+    @property
+    def latent_width(self) -> int:
+        """Elements of a latent."""
+        return self.geometry.kv_lora_rank + self.geometry.qk_rope_head_dim
+
+    @property
+    def latent_page(self) -> PageGeometry:
+        """Latents in a page of an arena, with all their regions."""
+        return PageGeometry(self.geometry.unit_layout(self.kv_dtype), self.page_tokens)
+
+    @property
+    def index_page(self) -> PageGeometry:
+        """Index keys in a page."""
+        return PageGeometry(self.geometry.index_layout(self.index_dtype), self.page_tokens)
+
+    def pages(self, tokens: int) -> int:
+        """Pages of a request of so many tokens."""
+        return math.ceil(tokens / self.page_tokens)
+
+    def resident_storage(self) -> StorageConfig:
+        """Everything on the GPU."""
+        return StorageConfig(
+            cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)],
+            layers=self.geometry.layers(self.page_tokens, self.kv_dtype, self.index_dtype),
+            tokens_per_block=self.page_tokens,
+            max_util_for_resume=self.max_util_for_resume,
+            constraints=[self.longest_request],
+            device=self.device,
+        )
+
+    @property
+    def longest_request(self) -> BatchDesc:
+        """What the pools hold at least."""
+        return BatchDesc([KvCacheDesc(self.max_seq_len, self.max_seq_len - 1)])

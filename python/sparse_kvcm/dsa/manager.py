@@ -1,0 +1,369 @@
+"""What DSA cache managers of both versions do alike: records, index keys, one step at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from sparse_kvcm._core import InvalidArgument, InvalidState
+from sparse_kvcm.dsa import codecs
+from sparse_kvcm.dsa.config import DsaCacheConfig
+from sparse_kvcm.dsa.forward_table import ChangedRows
+from sparse_kvcm.dsa.pools import RolePool
+from sparse_kvcm.dsa.scatter import Skip, gather, scatter
+from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping, map_slots, map_tokens
+from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
+from sparse_kvcm.step import PreparedStep, StepRequest, prepare
+
+if TYPE_CHECKING:
+    import torch
+
+Role = Literal["KEY", "KEY_BLOCK_SCALE", "INDEX_KEY", "ALL"]
+
+
+class DsaManager(ABC):
+    """A DSA cache: latents of all layers, and index keys of the layers that own an indexer.
+
+    A step is `prepare_step`; per selection group `select`, per layer `write_latents`,
+    `write_index_keys` and `gather_latents` in the order of the model; then `end_step`. A forward
+    that fails needs no call: the next `prepare_step`, or `abort_step`, drops all that it began. One
+    thread at a time.
+    """
+
+    config: DsaCacheConfig
+    index_keys: RolePool
+    _tensors: StepTensors
+    _changed: ChangedRows
+    _step: DsaStep | None = None
+
+    # --- requests ---
+
+    @abstractmethod
+    def add_request(self, request_id: int, max_tokens: int) -> None:
+        """Make a request that will have at most so many tokens.
+
+        Raises
+        ------
+        InvalidArgument
+            For an id in use, or more tokens than max_seq_len.
+        OutOfPages
+            If there is no room for it; it is unknown then.
+        """
+
+    @abstractmethod
+    def import_history(
+        self,
+        request_id: int,
+        latents: Mapping[int, torch.Tensor],
+        index_keys: Mapping[int, torch.Tensor],
+    ) -> None:
+        """Append tokens that were computed elsewhere: a prompt, or a received transfer.
+
+        Parameters
+        ----------
+        request_id : int
+            Outside of an open step.
+        latents : mapping of int to torch.Tensor, float, shape (n, rank + rope)
+            By layer, for all layers.
+        index_keys : mapping of int to torch.Tensor, float, shape (n, index_head_dim)
+            By layer, for all layers that own an indexer.
+
+        Raises
+        ------
+        InvalidArgument
+            If a layer or a shape does not fit.
+        OutOfPages
+            If there is no room; the request is as it was.
+        """
+
+    @abstractmethod
+    def free_request(self, request_id: int) -> None:
+        """End a request. What it had is reused once an open step no longer reads it."""
+
+    @abstractmethod
+    def suspend_request(self, request_id: int) -> None:
+        """Give a request's row back, and all that its version keeps for requests with a row.
+
+        Raises
+        ------
+        InvalidState
+            In an open step.
+        OutOfPages
+            If there is no room for what it leaves; it stays as it was.
+        """
+
+    @abstractmethod
+    def resume_request(self, request_id: int) -> None:
+        """Make a suspended request ready for `prepare_step`.
+
+        Raises
+        ------
+        OutOfPages
+            If there is no room; it stays suspended.
+        """
+
+    # --- one step ---
+
+    def prepare_step(
+        self, requests: Iterable[StepRequest], *, padded_size: int | None = None
+    ) -> DsaStep:
+        """Open a step and return its index tensors, in the order in which the forward runs it.
+
+        Parameters
+        ----------
+        requests : iterable of StepRequest
+            In any order; see `sparse_kvcm.step.prepare`, which also lists what is raised.
+        padded_size : int, optional
+            Rows of the graph that runs it.
+        """
+        self._check_late_errors()
+        prepared = prepare(self, requests, padded_size=padded_size, decode_only=self._decode_only)
+        try:
+            changed = self._changed.of(prepared.dirty, self._pages_of(prepared))
+            self._step = self._tensors.make(prepared, self._base_table, changed)
+        except BaseException:
+            self.abort_step()
+            raise
+        return self._step
+
+    def end_step(self) -> None:
+        """Make the step's tokens real. Who still reads is waited for before memory is reused."""
+        self._commit(self._open("end_step"))
+        self._step = None
+
+    def abort_step(self) -> None:
+        """Drop the step: every request is as it was before. No-op without one."""
+        self.abort_open_step()
+
+    @property
+    def step(self) -> DsaStep | None:
+        """The step that is open."""
+        return self._step
+
+    @abstractmethod
+    def select(self, layer: int, selection: torch.Tensor) -> torch.Tensor:
+        """Find the tokens that an indexer selected.
+
+        Parameters
+        ----------
+        layer : int
+            That owns the indexer.
+        selection : torch.Tensor, int32, shape (b, k)
+            Positions in each request of the step, -1 anywhere for none; k at most top-k.
+
+        Returns
+        -------
+        torch.Tensor, int, shape (b, k)
+            Slots, page * tokens_per_block + offset in the layers' buffers, -1 = none. They serve
+            all layers that share the selection.
+        """
+
+    def write_latents(self, layer: int, latents: torch.Tensor) -> None:
+        """Write the latents of the step's new tokens, float ``[n, rank + rope]``."""
+        record = self._encode(latents)
+        slots, skip = self._write_slots(layer)
+        for view, page in self._key_buffers(layer):
+            regions = len(page.regions)
+            scatter(view, map_slots(slots, page), record[:regions], skip=skip)
+            record = record[regions:]
+
+    def gather_latents(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """Read latents at slots of `select`: float32 ``[..., rank + rope]``, zeros at -1."""
+        self._open("gather_latents")
+        record: tuple[torch.Tensor, ...] = ()
+        for view, page in self._key_buffers(layer):
+            record += gather(view, map_slots(slots.reshape(-1), page))
+        geometry = self.config.geometry
+        values = codecs.decode_latents(
+            record,
+            self.config.kv_dtype,
+            rank=geometry.kv_lora_rank,
+            rope=geometry.qk_rope_head_dim,
+            scale=self.config.kv_scale,
+        )
+        return values.view(*slots.shape, self.config.latent_width)
+
+    def write_index_keys(self, layer: int, keys: torch.Tensor) -> None:
+        """Write the index keys of the step's new tokens, float ``[n, index_head_dim]``."""
+        mapping = self._open("write_index_keys").slots["INDEX_KEY"]
+        self._scatter_index_keys(layer, mapping, keys)
+
+    def gather_index_keys(self, layer: int, mapping: SlotMapping) -> torch.Tensor:
+        """Read index keys, float32 ``[n, index_head_dim]``, such as of `DsaStep.full_kv`."""
+        record = gather(self.get_indexer_k_cache_buffers(layer), mapping)
+        return codecs.decode_index_keys(record, self.config.index_dtype)
+
+    # --- views ---
+
+    @abstractmethod
+    def get_buffers(self, layer: int, role: Role = "KEY") -> torch.Tensor:
+        """A layer's latents as kernels read them, ``[pages, tokens_per_block, 1, elements]``.
+
+        Without a copy. Elements are BF16 or E4M3 where latents have nothing else, bytes otherwise.
+        """
+
+    def get_indexer_k_cache_buffers(self, layer: int) -> torch.Tensor:
+        """A layer's index keys, uint8 ``[pages, tokens_per_block, 1, bytes]``, without a copy.
+
+        In a page all tokens' data come first, then all scales, whatever the last dimensions say.
+
+        Raises
+        ------
+        InvalidArgument
+            For a layer without an indexer, naming those that have one.
+        """
+        self._check_leader("get_indexer_k_cache_buffers", layer)
+        view = self.index_keys.view(layer)
+        return view.view(len(view), self.config.page_tokens, 1, -1)
+
+    @property
+    def indexer_k_cache_page_scale(self) -> int:
+        """Page indices of index keys per slot of a page table."""
+        return self.index_keys.scale
+
+    def bytes_per_token(self, role: Role = "ALL") -> int:
+        """Bytes of a token in all layers, wherever they are; ``"ALL"`` adds the roles up.
+
+        Index keys count in layers that own an indexer alone.
+        """
+        geometry = self.config.geometry
+        units = self.config.latent_page.layout.region_bytes
+        split = self.config.kv_dtype == "nvfp4"
+        layers = geometry.num_layers
+        sizes = {
+            "KEY": layers * (units[0] if split else sum(units)),
+            "KEY_BLOCK_SCALE": layers * units[1] if split else 0,
+            "INDEX_KEY": self.index_keys.bytes_per_token,
+        }
+        return sum(sizes.values()) if role == "ALL" else sizes[role]
+
+    # --- what versions differ in, beside `StepBackend` ---
+
+    _decode_only: bool
+
+    @abstractmethod
+    def abort_open_step(self) -> None:
+        """As in `StepBackend`."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most requests of a step."""
+        return self.config.max_batch_size
+
+    @abstractmethod
+    def frontier(self, request_id: int) -> int | None:
+        """As in `StepBackend`."""
+
+    @abstractmethod
+    def row_of(self, request_id: int) -> int | None:
+        """As in `StepBackend`."""
+
+    @abstractmethod
+    def seat(self, request_id: int) -> int:
+        """As in `StepBackend`."""
+
+    @abstractmethod
+    def unseat(self, request_id: int) -> None:
+        """As in `StepBackend`."""
+
+    @abstractmethod
+    def grow(self, lengths: Mapping[int, int]) -> Mapping[int, str]:
+        """As in `StepBackend`."""
+
+    @abstractmethod
+    def publish(self) -> Iterable[int]:
+        """As in `StepBackend`."""
+
+    @abstractmethod
+    def _commit(self, step: DsaStep) -> None: ...
+
+    @abstractmethod
+    def _base_table(self, layer_group: int) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _key_buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]: ...
+
+    @abstractmethod
+    def _write_slots(self, layer: int) -> tuple[torch.Tensor, Skip]: ...
+
+    @abstractmethod
+    def _check_late_errors(self) -> None:
+        """Raise what the device reported after the last step."""
+
+    # --- parts ---
+
+    def _pages_of(self, prepared: PreparedStep) -> dict[int, int]:
+        rows = prepared.rows[: len(prepared.requests)]
+        return {
+            row: self.config.pages(one.length)
+            for row, one in zip(rows, prepared.requests, strict=True)
+        }
+
+    def _open(self, function: str) -> DsaStep:
+        if self._step is None:
+            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
+        return self._step
+
+    def _check_leader(self, function: str, layer: int) -> None:
+        geometry = self.config.geometry
+        if not geometry.owns_indexer(layer):
+            group = geometry.selection_group_of.get(layer)
+            shares = "" if group is None else f" shares that of layer {geometry.groups[group][0]}"
+            owners = ", ".join(str(one[0]) for one in geometry.groups)
+            raise InvalidArgument(
+                f"[{function}] layer must own an indexer, one of {owners}; got {layer}, which"
+                f"{shares or ' the model does not have'}"
+            )
+
+    def _encode(self, latents: torch.Tensor) -> codecs.Record:
+        return codecs.encode_latents(
+            latents,
+            self.config.kv_dtype,
+            rank=self.config.geometry.kv_lora_rank,
+            scale=self.config.kv_scale,
+        )
+
+    def _scatter_index_keys(self, layer: int, mapping: SlotMapping, keys: torch.Tensor) -> None:
+        record = codecs.encode_index_keys(
+            keys, self.config.index_dtype, index_scale=self.config.index_scale
+        )
+        scatter(self.get_indexer_k_cache_buffers(layer), mapping, record)
+
+    def _check_import(
+        self, latents: Mapping[int, torch.Tensor], index_keys: Mapping[int, torch.Tensor]
+    ) -> int:
+        """Tokens of an import whose arrays fit."""
+        geometry = self.config.geometry
+        leaders = {group[0] for group in geometry.groups}
+        if set(latents) != set(geometry.history_layers) or set(index_keys) != leaders:
+            raise InvalidArgument(
+                f"[import_history] latents must be of layers 0 to {geometry.num_layers - 1} and "
+                f"index_keys of {sorted(leaders)}, got {sorted(latents)} and {sorted(index_keys)}"
+            )
+        n = len(latents[0])
+        wanted = {"latents": (n, self.config.latent_width)}
+        wanted["index_keys"] = (n, geometry.index_head_dim)
+        for name, arrays in (("latents", latents), ("index_keys", index_keys)):
+            for layer, array in arrays.items():
+                if tuple(array.shape) != wanted[name]:
+                    raise InvalidArgument(
+                        f"[import_history] {name}[{layer}] must be {wanted[name]}, "
+                        f"got {tuple(array.shape)}"
+                    )
+        return n
+
+    def _import_index_keys(
+        self, slots: torch.Tensor, history: int, index_keys: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Write keys behind `history` tokens of a request, given its slots, int32 ``[pages]``."""
+        import torch
+
+        from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
+
+        table = kernel_page_indices(slots[None], self.index_keys.scale)
+        n = len(next(iter(index_keys.values())))
+        positions = torch.arange(history, history + n, device=table.device)
+        mapping = map_tokens(table, torch.zeros_like(positions), positions, self.index_keys.page)
+        for layer, keys in index_keys.items():
+            self._scatter_index_keys(layer, mapping, keys)
