@@ -276,7 +276,19 @@ void bind_device(nb::module_& m) {
         "Why cuda_is_available() is False, as a sentence; empty if it is True.");
 }
 
+// So that Python repeats none of them.
+void bind_limits(nb::module_& m) {
+  m.attr("MAX_UNITS") = kMaxUnits;
+  m.attr("MAX_CACHED_SLOTS") = kMaxCachedSlots;
+  m.attr("MAX_ROWS") = kMaxRows;
+  m.attr("MAX_PAGE_TOKENS") = kMaxPageTokens;
+  m.attr("MAX_HOST_PAGES") = kMaxHostPages;
+  m.attr("MAX_ARENA_SLOTS") = kMaxArenaSlots;
+  m.attr("MAX_TIER_BYTES") = kMaxTierBytes;
+}
+
 void bind_config(nb::module_& m) {
+  bind_limits(m);
   bind_layout(m);
   bind_host_row(m);
   bind_group(m);

@@ -84,7 +84,10 @@ void bind_records(nb::module_& m) {
              "Device: leases of all member layers, trash page included.")
       .field("metadata_bytes", &MemoryUse::metadata_bytes,
              "Device: entries and clocks of all groups.")
+      .field("dense_bytes", &MemoryUse::dense_bytes, "Device: pools of dense layers.")
       .field("host_bytes", &MemoryUse::host_bytes, "Pinned host history.")
+      .field("cold_bytes", &MemoryUse::cold_bytes,
+             "Pinned host memory for dense pages of suspended requests.")
       .done();
   m.def(
       "planned_memory",

@@ -27,7 +27,9 @@ class ManagerState;  // src/manager
 struct MemoryUse {
   std::int64_t arena_bytes = 0;     // device: leases of all member layers, trash page included
   std::int64_t metadata_bytes = 0;  // device: entries and clocks of all groups
+  std::int64_t dense_bytes = 0;     // device: pools of dense layers
   std::int64_t host_bytes = 0;      // pinned host history
+  std::int64_t cold_bytes = 0;      // pinned host memory for dense pages of suspended requests
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 

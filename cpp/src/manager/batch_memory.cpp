@@ -31,7 +31,6 @@ class Carver {
 }  // namespace
 
 void check(const char* function, const KvCacheManagerConfig& config, const BatchOptions& options) {
-  constexpr std::int32_t kMaxRows = 1 << 20;
   if (options.max_rows < 1 || options.max_rows > kMaxRows) {
     fail_argument(function, "max_rows must be in [1, ", kMaxRows, "], got ", options.max_rows);
   }

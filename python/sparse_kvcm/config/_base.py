@@ -45,7 +45,7 @@ class ConfigModel(BaseModel):
         """
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # also of scalars and nests
             raise InvalidArgument(f"[from_text] text must be YAML or JSON: {error}") from error
         return cls.model_validate(values)
 
