@@ -1,4 +1,5 @@
-// What a publish sends: flushes, emptied leases, and the words of row states and tables that changed.
+// What a publish sends: flushes, emptied leases, and the words of row states and tables that
+// changed.
 // Planned first, on the host alone; then sent in four calls of the backend at most.
 #include <algorithm>
 
