@@ -43,7 +43,8 @@ void copy_indices(const Pages& self, nb::handle layer_group, nb::handle out) {
 constexpr const char* kClassDoc = R"(The pages of one request, in all layer groups.
 
 Made by `Storage.create_request_pages`, which it keeps alive. Entry p of a layer group's table is
-the slot of page p; -1 if it is not there yet, stale, or in scratch. Garbage collection closes it.)";
+the slot of page p; -1 if it is not there yet, stale, or in scratch. Garbage collection closes it.
+Any thread may call it.)";
 
 constexpr const char* kResizeDoc =
     R"(Move on: `history_length` tokens are computed, the next step writes up to `capacity`.

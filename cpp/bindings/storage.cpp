@@ -216,8 +216,8 @@ void bind_capacity(nb::class_<Storage>& storage) {
 constexpr const char* kStorageDoc = R"(The pools of all tiers, and the slots in them.
 
 Addresses never move; memory is mapped and unmapped as tiers grow and shrink. Host pools fill in the
-background unless told otherwise. Any thread may call it, its RequestPages included: calls take turns,
-but for `wait_usable`, and let other threads run Python meanwhile.
+background unless told otherwise. Any thread may call it, its RequestPages included: calls take
+turns, but for `wait_usable`, and let other threads run Python meanwhile.
 
 Parameters
 ----------

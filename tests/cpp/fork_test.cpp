@@ -1,5 +1,5 @@
-// A child of a fork has none of its parent's threads, and must not wait for them: it looks at a storage
-// and lets it go, whatever the thread that fills was about to do.
+// A child of a fork has none of its parent's threads, and must not wait for them: it looks at a
+// storage and lets it go, whatever the thread that fills was about to do.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -72,6 +72,26 @@ TEST_F(ManagerTest, RefusesPoolsThatSlotNumbersCannotCount) {
   }
 }
 
+TEST_F(ManagerTest, DeviceMemoryThatNoMachineHasIsRefusedByThePartThatWantsIt) {
+  KvCacheManagerConfig config;
+  config.tokens_per_block = 16;
+  config.groups = {{{5}, 16, UnitLayout({65'536})}};
+  config.cached_slots = config.window_slots = 16;
+  config.arena_pages = (std::int64_t{1} << 27) - 2;  // 2^47 bytes
+  config.host_pages = 1;
+  config.max_leases = 1;
+  try {
+    const KvCacheManager too_large(config);
+    FAIL() << "was given";
+  } catch (const DeviceMemoryError& error) {
+    EXPECT_TRUE(
+        std::string(error.what())
+            .starts_with(
+                "[KvCacheManager] the arena of layer 5 takes 140737487306752 B of device memory"))
+        << error.what();
+  }
+}
+
 TEST_F(ManagerTest, RefusesBadGroups) {
   expect_bad_config("groups", [](Config& c) { c.groups.clear(); });
   expect_bad_config("groups[1].layers", [](Config& c) { c.groups[1].layers.clear(); });

@@ -1,6 +1,7 @@
-// A CPU backend that watches the order of work: each stream has a clock of all streams, events carry it,
-// waits merge it. Two accesses to one place, of which one writes, must be ordered; otherwise a GPU could
-// do them in any order. No event counts as done before the host has waited for it.
+// A CPU backend that watches the order of work: each stream has a clock of all streams, events
+// carry it, waits merge it. Two accesses to one place, of which one writes, must be ordered;
+// otherwise a GPU could do them in any order. No event counts as done before the host has waited
+// for it.
 #pragma once
 
 #include <algorithm>

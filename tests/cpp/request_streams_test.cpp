@@ -1,5 +1,5 @@
-// What a request gives up is reused behind its own work, whatever streams calls were refused on, and
-// behind what a call began that failed.
+// What a request gives up is reused behind its own work, whatever streams calls were refused on,
+// and behind what a call began that failed.
 #include <gtest/gtest.h>
 
 #include <memory>

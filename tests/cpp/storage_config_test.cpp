@@ -1,5 +1,5 @@
-// What a StorageConfig refuses (tests/python/test_bad_storage.py has every message), and the storage
-// that a manager of sparse layers stands for.
+// What a StorageConfig refuses (tests/python/test_bad_storage.py has every message), and the
+// storage that a manager of sparse layers stands for.
 #include "sparse_kvcm/storage_config.hpp"
 
 #include <gtest/gtest.h>

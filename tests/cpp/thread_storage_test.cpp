@@ -1,5 +1,5 @@
-// One Storage, many threads: tiers change, requests grow and go, one request is everybody's, and all is
-// looked at meanwhile. Run under ThreadSanitizer by scripts/test.
+// One Storage, many threads: tiers change, requests grow and go, one request is everybody's, and
+// all is looked at meanwhile. Run under ThreadSanitizer by scripts/test.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -7,14 +7,14 @@
 //                      scratch slots, if the config has swa_scratch_reuse
 //   sparse             host pages for the whole capacity
 //
-// suspend() moves what a later step can read to host pages and gives every slot on the GPU back; resume()
-// brings it back to other slots. In between the tables are -1 throughout.
+// suspend() moves what a later step can read to host pages and gives every slot on the GPU back;
+// resume() brings it back to other slots. In between the tables are -1 throughout.
 //
 // Pages come and go in stream order: whatever runs on `stream` after a call may use the new ones,
 // and what was given up is reused after the work that `stream` had at the call. (Host pages are
 // reused at once: whoever writes host history waits for the device first.)
-// Made by Storage, which it keeps alive. Thread-safe as it is, except for views of its tables: the spans
-// below are for who alone uses the request, and stand until its next change.
+// Made by Storage, which it keeps alive. Thread-safe as it is, except for views of its tables: the
+// spans below are for who alone uses the request, and stand until its next change.
 #pragma once
 
 #include <cstdint>
@@ -49,21 +49,24 @@ class RequestPages {
   [[nodiscard]] std::int32_t capacity() const;
   [[nodiscard]] std::int32_t history_length() const;
 
-  // Moves on: `history_length` tokens are computed, the next step writes [history_length, capacity).
+  // Moves on: `history_length` tokens are computed, the next step writes [history_length,
+  // capacity).
   // Stale pages go before new ones are taken, so a window never needs more than its floor. Returns
   // false, and changes nothing, if a pool group has too few free slots.
-  // Throws InvalidArgument unless history_length is in [history_length(), capacity] and, while pages
-  // are in scratch, in [capacity() - max_rewind_len, capacity()], or if an index buffer is too short;
-  // InvalidState once closed, while suspended and while `stream` is being captured, as drop_step.
+  // Throws InvalidArgument unless history_length is in [history_length(), capacity] and, while
+  // pages are in scratch, in [capacity() - max_rewind_len, capacity()], or if an index buffer is
+  // too short; InvalidState once closed, while suspended and while `stream` is being captured, as
+  // drop_step.
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
 
-  // The step at hand did not happen: capacity becomes history_length, its pages and scratch go back.
+  // The step at hand did not happen: capacity becomes history_length, its pages and scratch go
+  // back.
   // What comes before a suspension. Throws InvalidState once closed.
   void drop_step(Stream stream);
 
-  // Drops the step at hand, copies the dense pages that `history_length` tokens leave readable to host
-  // pages, and gives their slots back; host history stays where it is. All of them or, if the host
-  // has too few pages or there is no host tier, none: false then.
+  // Drops the step at hand, copies the dense pages that `history_length` tokens leave readable to
+  // host pages, and gives their slots back; host history stays where it is. All of them or, if the
+  // host has too few pages or there is no host tier, none: false then.
   // Throws InvalidState as resize, and what the device throws; nothing has changed then.
   [[nodiscard]] bool suspend(Stream stream);
   // The way back. False, and nothing changed, if a pool group on the GPU has too few free slots or
@@ -72,8 +75,9 @@ class RequestPages {
   [[nodiscard]] bool is_suspended() const;
 
   // Gives everything back, for reuse after the work that `stream` had. Where the device cannot say
-  // when that is over, because it fails or the stream is being captured, slots stay out of use until
-  // it can: later calls ask it again, so the stream must be there until then. No-op if closed.
+  // when that is over, because it fails or the stream is being captured, slots stay out of use
+  // until it can: later calls ask it again, so the stream must be there until then. No-op if
+  // closed.
   void close(Stream stream) noexcept;
   void close() noexcept;  // on the stream of the last call that changed something
 
@@ -85,14 +89,15 @@ class RequestPages {
   // shorter than the table.
   void copy_base_page_indices(std::int32_t layer_group, std::span<std::int32_t> indices) const;
 
-  // Keeps `buffer` equal to the table: its first entries, and -1 behind them, from now on until it is
-  // replaced, by an empty one for instance. Throws InvalidArgument if it is shorter than the table.
+  // Keeps `buffer` equal to the table: its first entries, and -1 behind them, from now on until it
+  // is replaced, by an empty one for instance. Throws InvalidArgument if it is shorter than the
+  // table.
   // REQUIRES: it lives until then, or until close or drop_index_bufs, which leave -1 in it.
   void set_base_page_index_buf(std::int32_t layer_group, std::span<std::int32_t> buffer);
   void drop_index_bufs() noexcept;
 
-  // Pages whose entries changed since the last forget_changes(), as they did, while track_changes is
-  // on; it begins with none. May name pages past the end of the table.
+  // Pages whose entries changed since the last forget_changes(), as they did, while track_changes
+  // is on; it begins with none. May name pages past the end of the table.
   void track_changes(bool on);
   [[nodiscard]] std::span<const std::int32_t> changes(std::int32_t layer_group) const;
   void forget_changes();

@@ -35,8 +35,8 @@ class Filler {
   Filler(const Filler&) = delete;
   Filler& operator=(const Filler&) = delete;
 
-  // Throws std::system_error if there is no thread to be had, InvalidState in a child. REQUIRES: the range is not in yet, and
-  // is removed before it goes.
+  // Throws std::system_error if there is no thread to be had, InvalidState in a child. REQUIRES:
+  // the range is not in yet, and is removed before it goes.
   void add(MappedRange& range);
   // Returns when the range is not being filled any more.
   void remove(MappedRange& range) noexcept;

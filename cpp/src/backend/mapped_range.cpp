@@ -144,6 +144,7 @@ MemoryPart MappedRange::next_part(std::size_t least_bytes) {
 
 void MappedRange::open(std::size_t bytes, const std::function<void(std::size_t)>& opened) {
   const std::size_t last = usable_ + bytes;
+  if (bytes > 0) driver_->inspect(address_ + usable_, bytes);
   while (usable_ < last) {
     const std::size_t begin = usable_;
     const std::size_t end = std::min(last, chunk_end(begin));

@@ -1,6 +1,7 @@
-// Owns what the threads of a process share: a lock, a condition, a thread. A child of a fork has a copy
-// of it and none of those threads, so whatever they held stays held for ever. It must neither wait for
-// it nor destroy it (a condition waits there for those who wait), and leaves it where it is.
+// Owns what the threads of a process share: a lock, a condition, a thread. A child of a fork has a
+// copy of it and none of those threads, so whatever they held stays held for ever. It must neither
+// wait for it nor destroy it (a condition waits there for those who wait), and leaves it where it
+// is.
 #pragma once
 
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // What a manager, its requests and its Batches share. Lives until the last of them is gone.
 //
-// The storage's lock guards all of it, requests and Batches included: the public classes take it, what
-// lies behind them expects it taken.
+// The storage's lock guards all of it, requests and Batches included: the public classes take it,
+// what lies behind them expects it taken.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ class ManagerState {
   ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend,
                const KvCacheManagerOptions& options = {});
 
-  // Takes the lock for a call that changes something. Throws CorruptedError if the manager is poisoned.
+  // Takes the lock for a call that changes something. Throws CorruptedError if the manager is
+  // poisoned.
   [[nodiscard]] std::unique_lock<std::mutex> lock_for(const char* function);
   // Takes it to look, or to close.
   [[nodiscard]] std::unique_lock<std::mutex> lock() { return storage->state()->lock(); }

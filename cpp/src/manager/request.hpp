@@ -1,5 +1,5 @@
-// The state of one request behind its KvCache: lengths, pages, lease, seat. Batch works on it too, so
-// that a request's rules are written once.
+// The state of one request behind its KvCache: lengths, pages, lease, seat. Batch works on it too,
+// so that a request's rules are written once.
 //
 //   request.cpp          resume, suspend, close, seats and leases
 //   request_length.cpp   resize, flush, the end of a step

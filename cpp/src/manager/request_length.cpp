@@ -48,7 +48,8 @@ bool Request::resize(std::int32_t capacity, std::int32_t history_length, Stream 
   return true;
 }
 
-// Units of dense layers' tokens: what is there already has its tokens, each new one takes all of its.
+// Units of dense layers' tokens: what is there already has its tokens, each new one takes all of
+// its.
 Request::Target Request::target_units(std::int32_t units) const {
   const std::int32_t grown =
       units == committed ? history : units * manager_->config.tokens_per_unit;

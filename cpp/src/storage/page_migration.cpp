@@ -57,8 +57,8 @@ void PageMigration::plan(std::int32_t layer_group, std::int32_t history_length) 
   }
 }
 
-// All pool groups of the device, with what the request takes there: one that is full already holds up
-// every request, so that those which run can still grow.
+// All pool groups of the device, with what the request takes there: one that is full already holds
+// up every request, so that those which run can still grow.
 bool PageMigration::fits_on_device() const {
   const StorageLayout& layout = storage_.layout;
   for (std::size_t p = 0; p < storage_.pool_groups.size(); ++p) {

@@ -1,10 +1,12 @@
 // The most slots that a request has in a window's layer group on its way through a prefill.
 //
-// Within a step the slots never fall, so the last page of each step counts, and the last page there is.
+// Within a step the slots never fall, so the last page of each step counts, and the last page there
+// is.
 // From step to step they are sums of lengths in pages that grow as fast as the prefill, or stand
-// still, or are shared scratch, which is a share of such a length. Which of these holds changes only
-// where sinks end, or where the window, or what may be rewound, has been passed. Between these edges
-// slots rise throughout or fall throughout, so the steps around the edges stand for all the others.
+// still, or are shared scratch, which is a share of such a length. Which of these holds changes
+// only where sinks end, or where the window, or what may be rewound, has been passed. Between these
+// edges slots rise throughout or fall throughout, so the steps around the edges stand for all the
+// others.
 #pragma once
 
 #include <cstdint>

@@ -106,8 +106,8 @@ std::vector<double> StorageLayout::pool_ratio() const {
   return weights;
 }
 
-// Suspended pages need no more than they are, and part of one request's are of no use; history can use
-// whatever there is.
+// Suspended pages need no more than they are, and part of one request's are of no use; history can
+// use whatever there is.
 void StorageLayout::leave_rest_to_history(std::int64_t granules, std::int64_t granule,
                                           std::vector<std::int64_t>& slots) const {
   const auto history = std::ranges::find(pool_groups_, true, &PoolGroupDesc::is_sparse);
@@ -199,7 +199,8 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
 
   const std::int64_t all_granules = effective_quota(level, quota) / granule;
   std::int64_t granules = all_granules;
-  // Host history with a set size takes it before the rest is dealt, if the floors of the rest let it.
+  // Host history with a set size takes it before the rest is dealt, if the floors of the rest let
+  // it.
   const auto history = std::ranges::find_if(
       hands, [&](const Hand& hand) { return pool_groups_[hand.pool_group].is_sparse; });
   bool history_is_set = false;

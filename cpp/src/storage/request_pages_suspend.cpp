@@ -1,5 +1,5 @@
-// Suspending and resuming without a manager. Those of a manager move their host history with them, and
-// use PageMigration themselves.
+// Suspending and resuming without a manager. Those of a manager move their host history with them,
+// and use PageMigration themselves.
 #include "storage/page_migration.hpp"
 
 namespace sparse_kvcm {

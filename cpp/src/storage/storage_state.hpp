@@ -1,7 +1,7 @@
 // What a Storage and the RequestPages on it share. Lives until the last of them is gone.
 //
-// One lock guards all that changes. Storage takes it in every call but wait_usable. RequestPages take
-// it too, unless the storage has an owner: he holds it in all that he does with them.
+// One lock guards all that changes. Storage takes it in every call but wait_usable. RequestPages
+// take it too, unless the storage has an owner: he holds it in all that he does with them.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ class StorageState {
   // Adds to a layer group's counters, if pages are counted.
   void count(std::int32_t layer_group, const LayerGroupStatistics& more);
 
-  // Returns dense slots for reuse after the work that `stream` had. If the device cannot record that
-  // point, they stay in use, and settle() tries again.
+  // Returns dense slots for reuse after the work that `stream` had. If the device cannot record
+  // that point, they stay in use, and settle() tries again.
   void give_back(Stream stream, std::vector<SlotOfGroup> slots) noexcept;
   void settle();
 

@@ -1,7 +1,8 @@
 // Device memory from a driver that a test stands in for. Needs no GPU.
 //
-// With one, mapped_range_test, storage_test, storage_storm_test, pinned_test and manager_test run the
-// same code on the real driver; scripts/gpu_check runs them all. What only a GPU can show there:
+// With one, mapped_range_test, storage_test, storage_storm_test, pinned_test and manager_test run
+// the same code on the real driver; scripts/gpu_check runs them all. What only a GPU can show
+// there:
 // pools of a manager are registered in chunks that end between pages (a cudaMemcpy of any one page
 // of host history works), storages that grow register each filled granule once, and memlock or the
 // driver's refusal comes out as HostMemoryError.
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "cuda/virtual_memory.hpp"
+#include "sparse_kvcm/error.hpp"
 
 namespace sparse_kvcm::testing {
 namespace {
@@ -144,9 +146,12 @@ TEST_F(DeviceMemoryTest, ADriverThatRefusesThePropertyGivesOrdinaryMemoryAndIsNo
   for (const CUresult refusal : kRefusals) {
     driver_ = {};
     driver_.answers["create"] = {CUDA_SUCCESS, refusal};
-    VirtualMemory memory(kApi, 3);
+    std::vector<std::string> warnings;
+    VirtualMemory memory(kApi, 3, [&](const std::string& text) { warnings.push_back(text); });
     memory.map(at(0), 3 * kGranule, kGranule);
     memory.map(at(3), kGranule, kGranule);
+    ASSERT_EQ(warnings.size(), 1U);
+    EXPECT_NE(warnings[0].find("cuda:3 that network cards reach"), std::string::npos);
     EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 1, 1, 0, 0, 0}));
     EXPECT_EQ(driver_.mapped.size(), 4U);
   }
@@ -188,7 +193,7 @@ TEST_F(DeviceMemoryTest, WhateverFailsOnTheWayNothingStaysMapped) {
     driver_ = {};
     VirtualMemory memory(kApi, 3);
     driver_.answers[call] = {answers.begin(), answers.end()};
-    EXPECT_THROW(memory.map(at(0), 4 * kGranule, kGranule), std::bad_alloc) << call;
+    EXPECT_THROW(memory.map(at(0), 4 * kGranule, kGranule), DeviceMemoryError) << call;
     EXPECT_TRUE(driver_.mapped.empty()) << call;
     EXPECT_EQ(driver_.reachable.back(), 1) << "a lack of memory is no reason to ask for less";
     memory.map(at(0), 4 * kGranule, kGranule);
@@ -198,11 +203,10 @@ TEST_F(DeviceMemoryTest, WhateverFailsOnTheWayNothingStaysMapped) {
 
 TEST_F(DeviceMemoryTest, ARefusalWithoutThePropertyIsAFault) {
   VirtualMemory memory(kApi, 3);
-  driver_.answers["create"] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE,
-                               CUDA_ERROR_INVALID_VALUE};
+  driver_.answers["create"] = std::deque<CUresult>(4, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(memory.map(at(0), kGranule, kGranule), std::runtime_error);
   EXPECT_THROW(memory.map(at(0), kGranule, kGranule), std::runtime_error);
-  EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 1, 0, 0}));
+  EXPECT_EQ(driver_.reachable, (std::vector<int>{1, 1, 0, 1, 0})) << "it was not the property";
   driver_.answers["reserve"] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE};
   EXPECT_THROW(static_cast<void>(memory.reserve(kGranule, kGranule)), std::runtime_error);
   driver_.answers["granularity"] = {CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED};
