@@ -30,7 +30,7 @@ struct VirtualMemoryApi {
 // Those calls, as a MemoryDriver needs them; on the current device, which is `index`. What a driver
 // refuses though it has memory is done without: memory that network cards reach, which is not asked
 // for again once the driver has given other memory instead, and `warn` hears of it; addresses at a
-// multiple of the granule, and unmapping several granules at once, which are asked for each time.
+// multiple of the granule, which are asked for each time.
 // Thread-safe.
 class VirtualMemory {
  public:
