@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -136,7 +137,7 @@ TEST(ChunkSizeTest, FallsBackToSystemPagesWhereAPageSharesNoBorderWithAHugeOne) 
   for (const std::size_t system_page :
        {std::size_t{4096}, std::size_t{16'384}, std::size_t{65'536}}) {
     const std::size_t size = chunk_size(4 * kGiB, page, system_page);
-    EXPECT_GT(size, 4 * kGiB - system_page * page);
+    EXPECT_GT(size, 4 * kGiB - std::lcm(system_page, page));
     EXPECT_LE(size, 4 * kGiB);
     EXPECT_EQ(size % page, 0U);
     EXPECT_EQ(size % system_page, 0U);
