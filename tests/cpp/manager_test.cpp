@@ -145,6 +145,16 @@ TEST_F(ManagerTest, CreateKvCacheAcceptsTheLargestNeed) {
   EXPECT_EQ(request({kMaxUnits, -1})->need(), (1 << 24) - 1);
 }
 
+TEST_F(ManagerTest, CreateKvCacheRefusesANeedOfMoreTokensThanCanBeCounted) {
+  Config c = config();
+  c.tokens_per_block = 4 << 10;
+  c.tokens_per_unit = 1 << 10;
+  make(c);
+  constexpr std::int32_t kMost = (1 << 21) - 1;
+  EXPECT_EQ(request({kMost, -1})->need(), kMost);
+  expect_bad_cache({kMost + 1, -1});
+}
+
 TEST_F(ManagerTest, CreateKvCacheRefusesBadCachedSlots) {
   for (const std::int32_t slots : {-2, -4, 5, 65'536, 1 << 30}) expect_bad_cache({kNeed, slots});
 }

@@ -50,7 +50,8 @@ struct KvCacheManagerOptions {
 
 // Options of one request.
 struct KvCacheOptions {
-  std::int32_t need = 0;           // most units it will ever have, in [1, kMaxUnits]
+  std::int32_t need = 0;           // most units it will ever have, in [1, kMaxUnits], and at most
+                                   // 2^31 - 1 tokens
   std::int32_t cached_slots = -1;  // N of its leases, a multiple of a page; -1 = the manager's
 };
 

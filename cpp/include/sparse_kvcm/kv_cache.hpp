@@ -87,7 +87,9 @@ class KvCache {
   // False, and nothing changed, if a pool group or host history has too few pages.
   // Throws InvalidState unless ACTIVE, or in an open step; InvalidArgument unless history_length()
   // <= history_length <= capacity <= need * tokens_per_unit, if history_length holds fewer units
-  // than are committed (another number, if seated), or for growth past max_new_units while seated.
+  // than are committed (another number, if seated), for growth past max_new_units while seated, or
+  // for computed tokens whose pages the step at hand has in scratch (swa_scratch_reuse); naming the
+  // present history_length plans that step anew.
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
 
   // Appends `num_units` units to host history: a prompt, or a received transfer. `layers` has one

@@ -80,9 +80,9 @@ class KvCacheManager {
   KvCacheManager& operator=(const KvCacheManager&) = delete;
 
   // A SUSPENDED request without history. Takes no memory yet.
-  // Throws InvalidArgument for a need outside [1, kMaxUnits], cached_slots that are not a multiple
-  // of a page or below the largest top_k (unless the lease is all window), or a lease larger than
-  // the arena.
+  // Throws InvalidArgument for a need outside [1, kMaxUnits] or of more than 2^31 - 1 tokens,
+  // cached_slots that are not a multiple of a page or below the largest top_k (unless the lease is
+  // all window), or a lease larger than the arena.
   [[nodiscard]] std::shared_ptr<KvCache> create_kv_cache(const KvCacheOptions& options);
   // Throws InvalidArgument for bad options.
   [[nodiscard]] std::shared_ptr<Batch> create_batch(const BatchOptions& options);

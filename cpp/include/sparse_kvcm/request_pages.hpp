@@ -38,6 +38,10 @@ class StorageState;
 // Which layer groups a RequestPages takes care of. kDense leaves the sparse one to its caller.
 enum class PageScope : std::uint8_t { kAll, kDense };
 
+// What a resize makes of the step at hand. kRedone: it may be planned anew, with the history_length
+// that it had; what it wrote does not count.
+enum class StepAtHand : std::uint8_t { kComputed, kRedone };
+
 class RequestPages {
  public:
   RequestPages(std::shared_ptr<StorageState> storage, std::int32_t expected_length,
@@ -54,10 +58,15 @@ class RequestPages {
   // Stale pages go before new ones are taken, so a window never needs more than its floor. Returns
   // false, and changes nothing, if a pool group has too few free slots.
   // Throws InvalidArgument unless history_length is in [history_length(), capacity] and, while
-  // pages are in scratch, in [capacity() - max_rewind_len, capacity()], or if an index buffer is
-  // too short; InvalidState once closed, while suspended and while `stream` is being captured, as
-  // drop_step.
-  [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
+  // pages are in scratch, in [capacity() - max_rewind_len, capacity()] (or history_length(), if the
+  // step is redone), or if an index buffer is too short; InvalidState once closed, while suspended
+  // and while `stream` is being captured, as drop_step.
+  [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream,
+                            StepAtHand step = StepAtHand::kComputed);
+
+  // Whether there is a page for everything that `history_length` tokens leave readable. Not for
+  // what the step at hand has in scratch.
+  [[nodiscard]] bool holds(std::int32_t history_length) const;
 
   // The step at hand did not happen: capacity becomes history_length, its pages and scratch go
   // back.
@@ -136,7 +145,8 @@ class RequestPages {
   [[nodiscard]] std::unique_lock<std::mutex> lock() const;
   [[nodiscard]] bool migrate(PageDirection direction, Stream stream);
   void check_usable(const char* function, Stream stream) const;
-  void check_resize(std::int32_t capacity, std::int32_t history_length, Stream stream) const;
+  void check_resize(std::int32_t capacity, std::int32_t history_length, Stream stream,
+                    StepAtHand step) const;
   [[nodiscard]] bool keeps_tables(KvCacheDesc request) const;
   [[nodiscard]] bool move(std::int32_t capacity, std::int32_t history_length, Stream stream);
   [[nodiscard]] std::int32_t hopeless_group(KvCacheDesc request) const;

@@ -43,8 +43,8 @@ void RequestPages::check_usable(const char* function, Stream stream) const {
   if (storage_->backend->is_capturing(stream)) fail_state(function, "the stream is capturing");
 }
 
-void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length,
-                                Stream stream) const {
+void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length, Stream stream,
+                                StepAtHand step) const {
   constexpr const char* kFunction = "RequestPages.resize";
   check_usable(kFunction, stream);
   if (suspended_) fail_state(kFunction, "the request is suspended; resume it first");
@@ -60,6 +60,7 @@ void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_leng
                   " pages, got ", capacity, ", ", pages, " pages");
   }
   if (!any_scratch()) return;
+  if (step == StepAtHand::kRedone && history_length == history_length_) return;
   const std::int32_t rewind = storage_->layout.config().swa_scratch_reuse->max_rewind_len;
   const std::int32_t least = std::max(0, capacity_ - rewind);
   if (history_length < least || history_length > capacity_) {
@@ -67,6 +68,13 @@ void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_leng
                   "], the step at hand less max_rewind_len, while pages are in scratch, got ",
                   history_length);
   }
+}
+
+bool RequestPages::holds(std::int32_t history_length) const {
+  const auto held = lock();
+  if (history_length > capacity_) return false;
+  if (!any_scratch() || history_length == history_length_) return true;
+  return history_length >= capacity_ - storage_->layout.config().swa_scratch_reuse->max_rewind_len;
 }
 
 // A layer group whose pool group could not hold the request if it had no other, or -1: asked before
@@ -88,8 +96,8 @@ std::int32_t RequestPages::hopeless_group(KvCacheDesc request) const {
 
 // Most steps of decoding: the new token falls into a page that is there, and no page leaves a
 // window.
-// (What was in scratch is stale now, so a step behind one never keeps its tables.)
 bool RequestPages::keeps_tables(KvCacheDesc request) const {
+  if (any_scratch()) return false;
   const StorageLayout& layout = storage_->layout;
   const std::int32_t tokens = layout.config().tokens_per_block;
   if (ceil_div(request.capacity, tokens) != ceil_div(capacity_, tokens)) return false;
@@ -104,9 +112,10 @@ bool RequestPages::keeps_tables(KvCacheDesc request) const {
   return true;
 }
 
-bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream) {
+bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream,
+                          StepAtHand step) {
   const auto held = lock();
-  check_resize(capacity, history_length, stream);
+  check_resize(capacity, history_length, stream, step);
   if (!keeps_tables({capacity, history_length}) && !move(capacity, history_length, stream)) {
     return false;
   }
