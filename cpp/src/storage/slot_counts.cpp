@@ -164,8 +164,8 @@ std::int64_t StorageLayout::prefill_step() const {
 // On the way to `length` tokens. Within a step of a prefill the slots never fall, since a page more
 // puts at most one more in scratch; nor do they from the end of one step to that of the next, by
 // which at most as many pages become stale or scratch as are written. So the page at hand and the
-// last one of the step before it stand for all. A length between page borders needs no more than the
-// one behind the border.
+// last one of the step before it stand for all. A length between page borders needs no more than
+// the one behind the border.
 std::int64_t StorageLayout::most_slots(std::int32_t layer_group, std::int32_t length,
                                        std::int64_t step) const {
   const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
