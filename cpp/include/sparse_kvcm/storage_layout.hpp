@@ -31,8 +31,6 @@
 
 namespace sparse_kvcm {
 
-class PrefillSlots;  // src/storage
-
 struct BufferId {
   std::int32_t layer_id = 0;
   std::string role;
@@ -148,10 +146,9 @@ class StorageLayout {
   void add_places();
   void check_level(const char* function, std::int32_t level) const;
   [[nodiscard]] std::int64_t count_slots_of(std::int32_t layer_group, const BatchDesc& batch) const;
-  [[nodiscard]] std::optional<PrefillSlots> prefill_slots(std::int32_t layer_group,
-                                                          std::int32_t upper) const;
+  [[nodiscard]] std::int64_t prefill_step() const;
   [[nodiscard]] std::int64_t most_slots(std::int32_t layer_group, std::int32_t length,
-                                        const std::optional<PrefillSlots>& prefill) const;
+                                        std::int64_t step) const;
   [[nodiscard]] std::vector<BatchDesc> typical_batches() const;
   [[nodiscard]] BatchDesc suspended() const;
   [[nodiscard]] std::vector<std::int64_t> cold_slots_of(const BatchDesc& suspended) const;

@@ -1,5 +1,5 @@
-// Keeps chunks of memory to be used again. What nobody has needed for long goes: a burst leaves nothing
-// behind, and a steady load never makes a chunk anew.
+// Keeps chunks of memory to be used again. What nobody has needed for long goes: a burst leaves
+// nothing behind, and a steady load never makes a chunk anew.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ class ChunkPool {
  public:
   using Ptr = std::unique_ptr<Chunk>;
 
-  // The smallest idle chunk that has `bytes`, of equal ones that which was used last, or null. So few
-  // are in use, and the others age.
+  // The smallest idle chunk that has `bytes`, of equal ones that which was used last, or null. So
+  // few are in use, and the others age.
   [[nodiscard]] Ptr take(std::size_t bytes) {
     ++now_;
     auto best = kept_.end();

@@ -9,8 +9,8 @@
 
 namespace sparse_kvcm {
 
-// A chunk that is large enough and no longer read, or a new one. Chunks come and go beside captures of
-// other threads.
+// A chunk that is large enough and no longer read, or a new one. Chunks come and go beside captures
+// of other threads.
 std::unique_ptr<Staging::Chunk> Staging::take(std::size_t bytes) {
   std::unique_ptr<Chunk> chunk;
   std::vector<std::unique_ptr<Chunk>> surplus;

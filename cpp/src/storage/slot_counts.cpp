@@ -1,14 +1,12 @@
 // From batches to slots: what they take, the least there must be, the longest sequence that fits.
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "sparse_kvcm/storage_layout.hpp"
 #include "storage/config_check.hpp"
-#include "storage/prefill_slots.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -150,10 +148,8 @@ std::vector<std::int64_t> StorageLayout::cold_slots_of(const BatchDesc& suspende
 
 std::vector<std::int64_t> StorageLayout::cold_slots() const { return cold_slots_of(suspended()); }
 
-// None without a window, or if no step of the config has more than one token.
-std::optional<PrefillSlots> StorageLayout::prefill_slots(std::int32_t layer_group,
-                                                         std::int32_t upper) const {
-  const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
+// The longest step of the config in whole pages, in tokens; 0 if none has more than one token.
+std::int64_t StorageLayout::prefill_step() const {
   std::vector<BatchDesc> batches = config_.constraints;
   if (config_.typical_step) batches.push_back(*config_.typical_step);
   std::int64_t step = 0;
@@ -162,28 +158,26 @@ std::optional<PrefillSlots> StorageLayout::prefill_slots(std::int32_t layer_grou
       step = std::max<std::int64_t>(step, request.capacity - request.history_length);
     }
   }
-  if (step <= 1 || !life_cycle.sliding_window_size) return std::nullopt;
-  const std::int64_t page = config_.tokens_per_block;
-  const std::int64_t window = *life_cycle.sliding_window_size;
-  const std::int64_t sinks = round_up<std::int64_t>(life_cycle.num_sink_tokens, page);
-  std::vector<std::int64_t> edges{sinks, window, window + sinks};
-  if (config_.swa_scratch_reuse) {
-    const std::int64_t rewind = config_.swa_scratch_reuse->max_rewind_len;
-    for (const std::int64_t edge : {std::int64_t{0}, sinks, window, window + sinks}) {
-      edges.push_back(rewind + edge);
-    }
-  }
-  const auto count = [this, layer_group](std::int32_t length, std::int32_t history) {
-    return count_slots_of(layer_group, {{{length, history}}, 0});
-  };
-  return PrefillSlots(count, page, round_up(step, page), edges, upper);
+  return step <= 1 ? 0 : round_up<std::int64_t>(step, config_.tokens_per_block);
 }
 
+// On the way to `length` tokens. Within a step of a prefill the slots never fall, since a page more
+// puts at most one more in scratch; nor do they from the end of one step to that of the next, by
+// which at most as many pages become stale or scratch as are written. So the page at hand and the
+// last one of the step before it stand for all. A length between page borders needs no more than
+// the one behind the border.
 std::int64_t StorageLayout::most_slots(std::int32_t layer_group, std::int32_t length,
-                                       const std::optional<PrefillSlots>& prefill) const {
+                                       std::int64_t step) const {
   const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
-  const std::int64_t decoding = most_pages(life_cycle, config_.tokens_per_block, length);
-  return prefill && length > 0 ? std::max(decoding, prefill->most(length)) : decoding;
+  const std::int32_t page = config_.tokens_per_block;
+  const std::int64_t decoding = most_pages(life_cycle, page, length);
+  if (step == 0 || length == 0 || !life_cycle.sliding_window_size) return decoding;
+  const std::int32_t last = (length - 1) / page * page;
+  const auto history = static_cast<std::int32_t>(last / step * step);
+  const std::int64_t now = count_slots_of(layer_group, {{{last + 1, history}}, 0});
+  if (history == 0) return std::max(decoding, now);
+  const KvCacheDesc before{history - page + 1, static_cast<std::int32_t>(history - step)};
+  return std::max({decoding, now, count_slots_of(layer_group, {{before}, 0})});
 }
 
 std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& totals,
@@ -195,17 +189,13 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
     fail_argument(kFunction, "totals must have one element per pool group, ", pool_groups_.size(),
                   ", got ", totals.size());
   }
-  std::vector<std::optional<PrefillSlots>> prefill;
-  prefill.reserve(layer_groups_.size());
-  for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
-    prefill.push_back(prefill_slots(static_cast<std::int32_t>(g), upper));
-  }
+  const std::int64_t step = prefill_step();
   auto batch_fits = [&](std::int32_t length) {
     for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
       const PoolGroupDesc& pools = pool_groups_[g];
       std::int64_t slots = 0;
       for (const std::int32_t id : pools.layer_groups) {
-        slots += batch_size - 1 + most_slots(id, length, prefill[static_cast<std::size_t>(id)]);
+        slots += batch_size - 1 + most_slots(id, length, step);
       }
       if (!pools.is_cold && !fits(slots, totals[g], config_.max_util_for_resume)) return false;
     }
