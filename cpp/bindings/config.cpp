@@ -257,7 +257,7 @@ void bind_manager_config(nb::module_& m) {
       .def_ro("dense_layers", &Config::dense_layers, "Layers whose pages stay on the GPU.")
       .def_ro("gpu_quota", &Config::gpu_quota, "Bytes of their pools.")
       .def_ro("cold_quota", &Config::cold_quota, "Host bytes for their pages while suspended.")
-      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In (0, 1].")
+      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In [0.001, 1].")
       .def_ro("constraints", &Config::constraints, "Batches that must fit.")
       .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
       .def_ro("initial_pool_ratio", &Config::initial_pool_ratio, "Weights, or none.")

@@ -1,5 +1,5 @@
-// Calls into the engine run without the GIL: they may wait for the manager's lock, whose holder must never
-// need the GIL. Arguments are converted before, results after.
+// Calls into the engine run without the GIL: they may wait for the manager's lock, whose holder
+// must never need the GIL. Arguments are converted before, results after.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -66,7 +66,7 @@ def test_a_config_of_sparse_layers_needs_none_of_it() -> None:
         ({"gpu_quota": 0}, ["gpu_quota", "got 0"]),
         ({"dense_layers": []}, ["gpu_quota must be in [0, 0]", "got 1"]),
         ({"cold_quota": -1}, ["cold_quota", "got -1"]),
-        ({"max_util_for_resume": 0.0}, ["max_util_for_resume must be in (0, 1]"]),
+        ({"max_util_for_resume": 0.0}, ["max_util_for_resume must be in [0.001, 1]"]),
         (
             {"dense_layers": [LayerConfig(0, [BufferConfig("KEY", 64)])]},
             ["dense_layers[0].layer_id", "got 0"],

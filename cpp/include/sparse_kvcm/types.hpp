@@ -1,10 +1,12 @@
 // The vocabulary of sparse_kvcm: ids, limits, row state and error words.
 //
 //   unit       what a selection names; `ordinal` is its index in the request
-//   slot       one unit's place in the arena, counted over all leases: page * units_per_page + offset
+//   slot       one unit's place in the arena, counted over all leases:
+//              page * units_per_page + offset
 //   host unit  one unit's place in host history: page id * units_per_page + offset
 //   page       `units_per_page` consecutive units, in the arena or in host history
-//   lease      one request's slots: `cached_slots` (N) that resolve manages, then `window_slots` (W)
+//   lease      one request's slots: `cached_slots` (N) that resolve manages, then
+//              `window_slots` (W)
 //   row        a seat in a Batch
 //
 // "Block" is a CUDA thread block here and nothing else, except in `tokens_per_block`, the name

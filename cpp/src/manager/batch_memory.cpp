@@ -75,7 +75,8 @@ BatchMemoryUse BatchMemory::use() const {
 BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
                          const StorageLayout& layout, Backend& backend)
     : BatchMemory(config, options, layout) {
-  buffer_ = backend.allocate_device(static_cast<std::size_t>(carve(config, nullptr)));
+  buffer_ = allocate_part(backend, static_cast<std::size_t>(carve(config, nullptr)),
+                          "KvCacheManager.create_batch", "buffers of the Batch");
   carve(config, buffer_->device_data());
 }
 

@@ -1,6 +1,7 @@
 #include "sparse_kvcm/kv_cache_manager.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/address_space.hpp"
@@ -40,8 +41,11 @@ std::int32_t largest_top_k(const KvCacheManagerConfig& config) {
 
 void check_options(const ManagerState& state, const KvCacheOptions& options) {
   const char* function = "KvCacheManager.create_kv_cache";
-  if (options.need < 1 || options.need > kMaxUnits) {
-    fail_argument(function, "need must be in [1, ", kMaxUnits, "] units, got ", options.need);
+  // Its tokens are counted with 32 bits, too.
+  const std::int32_t most =
+      std::min(kMaxUnits, std::numeric_limits<std::int32_t>::max() / state.config.tokens_per_unit);
+  if (options.need < 1 || options.need > most) {
+    fail_argument(function, "need must be in [1, ", most, "] units, got ", options.need);
   }
   const std::int32_t page = state.config.units_per_page();
   const std::int32_t low = largest_top_k(state.config);

@@ -1,12 +1,14 @@
 // From batches to slots: what they take, the least there must be, the longest sequence that fits.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "sparse_kvcm/storage_layout.hpp"
 #include "storage/config_check.hpp"
+#include "storage/prefill_slots.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -36,15 +38,6 @@ std::int64_t count_union(std::vector<PageRange> ranges) {
 
 std::int64_t part_behind(PageRange range, std::int32_t first) {
   return std::max(0, range.end - std::max(range.begin, first));
-}
-
-// Of a request on its way to `length` tokens; `prefill` from StorageLayout::prefill_slots.
-std::int64_t most_slots(const LifeCycle& life_cycle, std::int32_t tokens_per_block,
-                        std::int32_t length, const std::vector<std::int64_t>& prefill) {
-  const std::int64_t decoding = most_pages(life_cycle, tokens_per_block, length);
-  if (length == 0 || prefill.empty()) return decoding;
-  const auto page = static_cast<std::size_t>((length - 1) / tokens_per_block);
-  return std::max(decoding, prefill[std::min(page, prefill.size() - 1)]);
 }
 
 PageRange part_before(PageRange range, std::int32_t end) {
@@ -157,12 +150,9 @@ std::vector<std::int64_t> StorageLayout::cold_slots_of(const BatchDesc& suspende
 
 std::vector<std::int64_t> StorageLayout::cold_slots() const { return cold_slots_of(suspended()); }
 
-// Element i: the most slots that a request has in a window's layer group while it is prefilled to
-// i pages and a token, and before; empty if no step of the config has more than one token. The last
-// element stands for all that follow: from there on steps repeat. A length between page borders needs
-// no more than the one behind the border.
-std::vector<std::int64_t> StorageLayout::prefill_slots(std::int32_t layer_group,
-                                                       std::int32_t upper) const {
+// None without a window, or if no step of the config has more than one token.
+std::optional<PrefillSlots> StorageLayout::prefill_slots(std::int32_t layer_group,
+                                                         std::int32_t upper) const {
   const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
   std::vector<BatchDesc> batches = config_.constraints;
   if (config_.typical_step) batches.push_back(*config_.typical_step);
@@ -172,20 +162,28 @@ std::vector<std::int64_t> StorageLayout::prefill_slots(std::int32_t layer_group,
       step = std::max<std::int64_t>(step, request.capacity - request.history_length);
     }
   }
-  std::vector<std::int64_t> slots;
-  if (step <= 1 || !life_cycle.sliding_window_size) return slots;
+  if (step <= 1 || !life_cycle.sliding_window_size) return std::nullopt;
   const std::int64_t page = config_.tokens_per_block;
-  step = round_up(step, page);
-  std::int64_t behind = std::int64_t{*life_cycle.sliding_window_size} + life_cycle.num_sink_tokens;
-  if (config_.swa_scratch_reuse) behind += config_.swa_scratch_reuse->max_rewind_len;
-  const std::int64_t last = std::min<std::int64_t>(round_up(behind + page, step) + 2 * step, upper);
-  for (std::int64_t length = 1; length <= last; length += page) {
-    const auto history = static_cast<std::int32_t>((length - 1) / step * step);
-    const BatchDesc batch{{{static_cast<std::int32_t>(length), history}}, 0};
-    const std::int64_t before = slots.empty() ? 0 : slots.back();
-    slots.push_back(std::max(before, count_slots_of(layer_group, batch)));
+  const std::int64_t window = *life_cycle.sliding_window_size;
+  const std::int64_t sinks = round_up<std::int64_t>(life_cycle.num_sink_tokens, page);
+  std::vector<std::int64_t> edges{sinks, window, window + sinks};
+  if (config_.swa_scratch_reuse) {
+    const std::int64_t rewind = config_.swa_scratch_reuse->max_rewind_len;
+    for (const std::int64_t edge : {std::int64_t{0}, sinks, window, window + sinks}) {
+      edges.push_back(rewind + edge);
+    }
   }
-  return slots;
+  const auto count = [this, layer_group](std::int32_t length, std::int32_t history) {
+    return count_slots_of(layer_group, {{{length, history}}, 0});
+  };
+  return PrefillSlots(count, page, round_up(step, page), edges, upper);
+}
+
+std::int64_t StorageLayout::most_slots(std::int32_t layer_group, std::int32_t length,
+                                       const std::optional<PrefillSlots>& prefill) const {
+  const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
+  const std::int64_t decoding = most_pages(life_cycle, config_.tokens_per_block, length);
+  return prefill && length > 0 ? std::max(decoding, prefill->most(length)) : decoding;
 }
 
 std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& totals,
@@ -197,7 +195,7 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
     fail_argument(kFunction, "totals must have one element per pool group, ", pool_groups_.size(),
                   ", got ", totals.size());
   }
-  std::vector<std::vector<std::int64_t>> prefill;
+  std::vector<std::optional<PrefillSlots>> prefill;
   prefill.reserve(layer_groups_.size());
   for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
     prefill.push_back(prefill_slots(static_cast<std::int32_t>(g), upper));
@@ -207,10 +205,7 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
       const PoolGroupDesc& pools = pool_groups_[g];
       std::int64_t slots = 0;
       for (const std::int32_t id : pools.layer_groups) {
-        const auto group = static_cast<std::size_t>(id);
-        slots += batch_size - 1 +
-                 most_slots(layer_groups_[group].life_cycle, config_.tokens_per_block, length,
-                            prefill[group]);
+        slots += batch_size - 1 + most_slots(id, length, prefill[static_cast<std::size_t>(id)]);
       }
       if (!pools.is_cold && !fits(slots, totals[g], config_.max_util_for_resume)) return false;
     }

@@ -12,9 +12,11 @@ from typing import Any
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import shorten
 from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
+from sparse_kvcm.models.attention_types import AttentionType
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
 
 __all__ = [
+    "AttentionType",
     "DeepSeekV4Geometry",
     "DsaGeometry",
     "IndexDtype",
