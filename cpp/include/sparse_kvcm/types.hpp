@@ -27,8 +27,8 @@ inline constexpr std::int32_t kMaxCachedSlots = 65'535;
 inline constexpr std::int32_t kMaxRows = 1 << 20;
 // Most tokens of a page.
 inline constexpr std::int32_t kMaxPageTokens = 65'536;
-// Most pages of host history, and most slots of an arena, its trash page included: they have numbers
-// of 31 bits.
+// Most pages of host history, and most slots of an arena, its trash page included: they have
+// numbers of 31 bits.
 inline constexpr std::int32_t kMaxHostPages = 0x7FFFFFFF;
 inline constexpr std::int32_t kMaxArenaSlots = 0x7FFFFFFF;
 // Most bytes of a tier.

@@ -66,8 +66,8 @@ void check_options(const ManagerState& state, const KvCacheOptions& options) {
   }
 }
 
-// Pools of dense layers, as StorageState makes them: on the GPU in granules, on the host in pages of
-// the system.
+// Pools of dense layers, as StorageState makes them: on the GPU in granules, on the host in pages
+// of the system.
 void plan_pools(const KvCacheManagerConfig& config, MemoryUse& use) {
   const StorageLayout layout(storage_config(config));
   const std::int64_t page = static_cast<std::int64_t>(system_page_bytes());

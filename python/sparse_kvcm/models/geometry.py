@@ -16,7 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sparse_kvcm._core import BufferConfig, InvalidArgument, LayerConfig, UnitLayout
+from sparse_kvcm._core import (
+    MAX_CACHED_SLOTS,
+    BufferConfig,
+    InvalidArgument,
+    LayerConfig,
+    UnitLayout,
+)
 from sparse_kvcm.models import _dtypes
 from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
 from sparse_kvcm.models._fields import FUNCTION, MOST_LAYERS, read_int
@@ -29,7 +35,7 @@ from sparse_kvcm.models.attention_types import (
     state_rows,
 )
 
-MAX_TOP_K = 65_535  # a lease has no more cached slots
+MAX_TOP_K = MAX_CACHED_SLOTS
 
 
 @dataclass(frozen=True)
