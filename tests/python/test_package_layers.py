@@ -21,6 +21,7 @@ LAYERS = (
     "sizing",
     "planner",
     "base_manager",
+    "factory",
     "cli",
 )
 LAZY = {"torch", "matplotlib", "transformers"}

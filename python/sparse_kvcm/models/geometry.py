@@ -67,6 +67,10 @@ class ModelGeometry(ABC):
     def unit_layout(self, kv_dtype: KvDtype) -> UnitLayout:
         """Bytes of a unit in one member layer."""
 
+    def region_roles(self, kv_dtype: KvDtype) -> tuple[str, ...]:
+        """Roles of a unit's regions where each is a buffer of its own; none if KEY has them all."""
+        return ("KEY", "KEY_BLOCK_SCALE") if kv_dtype == "nvfp4" else ()
+
     def index_layout(self, index_dtype: IndexDtype) -> UnitLayout:
         """Bytes of an index key: data, then scales if it has some."""
         return _dtypes.index_layout(index_dtype, self.index_head_dim)
@@ -124,10 +128,9 @@ class ModelGeometry(ABC):
         units = tokens_per_block // self.tokens_per_unit
         layout = self.unit_layout(kv_dtype)
         pages = {"KEY": layout.page_bytes(units)}
-        if kv_dtype == "nvfp4":  # scales are a buffer of their own
+        if roles := self.region_roles(kv_dtype):
             pages = {
-                role: size * units
-                for role, size in zip(("KEY", "KEY_BLOCK_SCALE"), layout.region_bytes, strict=True)
+                role: size * units for role, size in zip(roles, layout.region_bytes, strict=True)
             }
         buffers = [BufferConfig(role, size, is_sparse=is_sparse) for role, size in pages.items()]
         return [LayerConfig(layer, buffers) for layer in self.history_layers]
