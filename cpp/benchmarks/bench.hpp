@@ -45,8 +45,8 @@ class Context {
   // On a GPU each call counts until its work on stream 0 has run.
   [[nodiscard]] double median_seconds(const std::function<void()>& call) const;
 
-  // Median of what `sample` returns, over `calls` calls after 2 that are not counted: for cases that
-  // time a part of what they do themselves, such as what the host alone pays.
+  // Median of what `sample` returns, over `calls` calls after 2 that are not counted: for cases
+  // that time a part of what they do themselves, such as what the host alone pays.
   [[nodiscard]] static double median_of(std::int32_t calls, const std::function<double()>& sample);
 
   // Bytes per second of a plain copy of host memory far larger than the caches, on one core;

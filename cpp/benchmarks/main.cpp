@@ -1,8 +1,8 @@
 // sparse_kvcm_bench [--device NAME] [--list] [--tune] [BENCH ...]
 //
 // Runs the named benchmarks, or all, and prints one JSON object per case and line; a case that the
-// device does not have is named on stderr. scripts/bench makes a table of it. --tune runs the sweep of
-// fetch's rows in flight instead.
+// device does not have is named on stderr. scripts/bench makes a table of it. --tune runs the sweep
+// of fetch's rows in flight instead.
 #include <algorithm>
 #include <cstdlib>
 #include <exception>

@@ -1,5 +1,5 @@
-// What the manager costs the host: publish at many rows, and a request that comes and goes. The limit
-// is the time that a step can spare, not what the machine could do.
+// What the manager costs the host: publish at many rows, and a request that comes and goes. The
+// limit is the time that a step can spare, not what the machine could do.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,9 +22,9 @@ constexpr std::int32_t kUnitBytes = 16;
 constexpr std::int32_t kSamples = 51;
 constexpr double kUs = 1e-6;
 
-// A history in the sparse layer group, two layer groups that keep everything, five windows: eight layer
-// groups. A page holds a unit, so that a row which grows by one changes an entry in each table, and two
-// in those of windows. Pages are small: what is measured is the host.
+// A history in the sparse layer group, two layer groups that keep everything, five windows: eight
+// layer groups. A page holds a unit, so that a row which grows by one changes an entry in each
+// table, and two in those of windows. Pages are small: what is measured is the host.
 KvCacheManagerConfig many_rows(Device device, std::int32_t rows) {
   KvCacheManagerConfig config;
   config.device = device;

@@ -1,7 +1,9 @@
 #include "args.hpp"
 
 #include <cmath>
+#include <limits>
 #include <optional>
+#include <utility>
 
 namespace sparse_kvcm::bindings {
 namespace {
@@ -33,6 +35,27 @@ std::string short_repr(nb::handle value) {
   return fits ? result : std::string();
 }
 
+struct Int {
+  nb::object object;
+  std::optional<std::int64_t> value;  // none if it is longer
+  [[nodiscard]] std::string digits() const {
+    const std::string text = short_repr(object);
+    return text.empty() ? "a longer int" : text;
+  }
+};
+
+Int to_any_int(const char* function, std::string_view name, nb::handle value) {
+  nb::object index = nb::steal(PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) {
+    drop_error();
+    fail_argument(function, name, " must be an int, got ", describe(value));
+  }
+  int overflow = 0;
+  const long long result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0) return {std::move(index), std::nullopt};
+  return {std::move(index), result};
+}
+
 }  // namespace
 
 void drop_error() {
@@ -55,20 +78,20 @@ std::string describe(nb::handle value) {
 
 std::int64_t to_int64(const char* function, std::string_view name, nb::handle value,
                       std::int64_t min, std::int64_t max) {
-  const nb::object index =
-      nb::steal(PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
-  if (!index.is_valid()) {
-    drop_error();
-    fail_argument(function, name, " must be an int, got ", describe(value));
+  const Int got = to_any_int(function, name, value);
+  if (!got.value || *got.value < min || *got.value > max) {
+    fail_argument(function, name, " must be in [", min, ", ", max, "], got ", got.digits());
   }
-  int overflow = 0;
-  const long long result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-  if (overflow != 0 || result < min || result > max) {
-    const std::string digits = short_repr(index);
-    fail_argument(function, name, " must be in [", min, ", ", max, "], got ",
-                  digits.empty() ? "a longer int" : digits);
+  return *got.value;
+}
+
+std::int64_t to_signed(const char* function, std::string_view name, nb::handle value, int bits) {
+  const Int got = to_any_int(function, name, value);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max() >> (64 - bits);
+  if (!got.value || *got.value < -most - 1 || *got.value > most) {
+    fail_argument(function, name, " must be an int of ", bits, " bits, got ", got.digits());
   }
-  return result;
+  return *got.value;
 }
 
 double to_double(const char* function, std::string_view name, nb::handle value) {

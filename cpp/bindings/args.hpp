@@ -1,5 +1,6 @@
-// Checks arguments that come from Python. They arrive as plain objects, so that what is wrong can be
-// said with function, argument, limit and value; a typed nanobind argument only says "incompatible".
+// Checks arguments that come from Python. They arrive as plain objects, so that what is wrong can
+// be said with function, argument, limit and value; a typed nanobind argument only says
+// "incompatible".
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/check.hpp"
@@ -39,14 +41,21 @@ void drop_error();
 [[nodiscard]] std::int64_t to_int64(const char* function, std::string_view name, nb::handle value,
                                     std::int64_t min, std::int64_t max);
 
-// An int that T holds. Limits of meaning are the callee's to check.
+// The same for an int of `bits`, signed. Limits of meaning are the callee's, who alone knows them,
+// so a longer int is refused for its length.
+[[nodiscard]] std::int64_t to_signed(const char* function, std::string_view name, nb::handle value,
+                                     int bits);
+
+// An int that T holds. What has no sign may be all that T holds, so here its limits are said.
 template <class T>
 [[nodiscard]] T to_int(const char* function, std::string_view name, nb::handle value) {
+  if constexpr (std::is_signed_v<T>) {
+    return static_cast<T>(to_signed(function, name, value, 8 * sizeof(T)));
+  }
   constexpr std::int64_t kMax = sizeof(T) == 8
                                     ? std::numeric_limits<std::int64_t>::max()
                                     : static_cast<std::int64_t>(std::numeric_limits<T>::max());
-  return static_cast<T>(
-      to_int64(function, name, value, std::int64_t{std::numeric_limits<T>::min()}, kMax));
+  return static_cast<T>(to_int64(function, name, value, 0, kMax));
 }
 
 // A finite number: a float, or what Python takes as one; not bool.

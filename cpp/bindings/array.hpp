@@ -1,8 +1,8 @@
 // Checks arrays that come from Python, and hands memory to Python as arrays.
 //
 // Any object that exports DLPack or the buffer protocol is taken, without a copy. Nothing is
-// converted: an array of another dtype, shape, device or stride is refused by name. The extents of a
-// call belong together: "b" has one value for all arrays whose shape names it.
+// converted: an array of another dtype, shape, device or stride is refused by name. The extents of
+// a call belong together: "b" has one value for all arrays whose shape names it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -118,8 +118,8 @@ class ArrayChecker {
   std::vector<Extent> extents_;
 };
 
-// Device memory as an array: a NumPy array on the CPU, a DLPack exporter on a GPU. `owner` keeps the
-// memory alive. A const T gives a read-only array.
+// Device memory as an array: a NumPy array on the CPU, a DLPack exporter on a GPU. `owner` keeps
+// the memory alive. A const T gives a read-only array.
 template <class T>
 [[nodiscard]] nb::object to_python(Device device, T* data, const std::vector<std::int64_t>& shape,
                                    std::shared_ptr<const void> owner) {

@@ -270,7 +270,7 @@ void bind_manager_config(nb::module_& m) {
       .def_ro("dense_layers", &Config::dense_layers, "Layers whose pages stay on the GPU.")
       .def_ro("gpu_quota", &Config::gpu_quota, "Bytes of their pools.")
       .def_ro("cold_quota", &Config::cold_quota, "Host bytes for their pages while suspended.")
-      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In (0, 1].")
+      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In [0.001, 1].")
       .def_ro("constraints", &Config::constraints, "Batches that must fit.")
       .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
       .def_ro("initial_pool_ratio", &Config::initial_pool_ratio, "Weights, or none.")
@@ -289,7 +289,19 @@ void bind_device(nb::module_& m) {
         "Why cuda_is_available() is False, as a sentence; empty if it is True.");
 }
 
+// So that Python repeats none of them.
+void bind_limits(nb::module_& m) {
+  m.attr("MAX_UNITS") = kMaxUnits;
+  m.attr("MAX_CACHED_SLOTS") = kMaxCachedSlots;
+  m.attr("MAX_ROWS") = kMaxRows;
+  m.attr("MAX_PAGE_TOKENS") = kMaxPageTokens;
+  m.attr("MAX_HOST_PAGES") = kMaxHostPages;
+  m.attr("MAX_ARENA_SLOTS") = kMaxArenaSlots;
+  m.attr("MAX_TIER_BYTES") = kMaxTierBytes;
+}
+
 void bind_config(nb::module_& m) {
+  bind_limits(m);
   bind_layout(m);
   bind_host_row(m);
   bind_group(m);

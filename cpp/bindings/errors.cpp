@@ -1,5 +1,5 @@
-// Exceptions and error words. nanobind maps std::bad_alloc, and so HostMemoryError, to MemoryError
-// and other standard exceptions, faults of the device among them, to their Python counterparts.
+// Exceptions and error words. nanobind maps standard exceptions, faults of the device among them,
+// to their Python counterparts.
 #include "sparse_kvcm/error.hpp"
 
 #include <nanobind/nanobind.h>
@@ -33,6 +33,10 @@ void bind_errors(nb::module_& m) {
                            "step.");
   bind_error<OutOfPages>(m, "OutOfPages", PyExc_RuntimeError,
                          "Host history or the arena has too few free pages.");
+  bind_error<HostMemoryError>(m, "HostMemoryError", PyExc_MemoryError,
+                              "Host memory cannot be had; names the limit that it does not fit.");
+  bind_error<DeviceMemoryError>(m, "DeviceMemoryError", PyExc_MemoryError,
+                                "Device memory cannot be had; names what it was for.");
   bind_error<CorruptedError>(m, "CorruptedError", PyExc_RuntimeError,
                              "A device failed half-way and nothing could be fenced: the manager "
                              "refuses all further work.");

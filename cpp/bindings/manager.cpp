@@ -53,7 +53,7 @@ std::shared_ptr<KvCache> create_kv_cache(KvCacheManager& self, nb::handle need,
     options.cached_slots = static_cast<std::int32_t>(
         to_int64(kFunction, "cached_slots", cached_slots, 0, kMaxCachedSlots));
   }
-  return without_gil([&] { return self.create_kv_cache(options); });
+  return ended_without_gil(without_gil([&] { return self.create_kv_cache(options); }));
 }
 
 std::shared_ptr<Batch> create_batch(KvCacheManager& self, nb::handle max_rows, nb::handle max_units,
@@ -63,7 +63,7 @@ std::shared_ptr<Batch> create_batch(KvCacheManager& self, nb::handle max_rows, n
       .max_rows = to_int<std::int32_t>(kFunction, "max_rows", max_rows),
       .max_units = to_units(kFunction, "max_units", max_units),
       .no_write_slot = to_int<std::int32_t>(kFunction, "no_write_slot", no_write_slot)};
-  return without_gil([&] { return self.create_batch(options); });
+  return ended_without_gil(without_gil([&] { return self.create_batch(options); }));
 }
 
 nb::object arena(const KvCacheManager& self, nb::handle layer) {
@@ -84,7 +84,10 @@ void bind_records(nb::module_& m) {
              "Device: leases of all member layers, trash page included.")
       .field("metadata_bytes", &MemoryUse::metadata_bytes,
              "Device: entries and clocks of all groups.")
+      .field("dense_bytes", &MemoryUse::dense_bytes, "Device: pools of dense layers.")
       .field("host_bytes", &MemoryUse::host_bytes, "Pinned host history.")
+      .field("cold_bytes", &MemoryUse::cold_bytes,
+             "Pinned host memory for dense pages of suspended requests.")
       .done();
   m.def(
       "planned_memory",

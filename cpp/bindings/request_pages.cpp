@@ -8,6 +8,7 @@
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "int32_array.hpp"
 
 namespace sparse_kvcm::bindings {
@@ -21,9 +22,10 @@ std::int32_t to_group(const char* function, nb::handle value) {
 
 bool resize(Pages& self, nb::handle capacity, nb::handle history_length, nb::handle stream) {
   constexpr const char* kFunction = "RequestPages.resize";
-  return self.resize(to_int<std::int32_t>(kFunction, "capacity", capacity),
-                     to_int<std::int32_t>(kFunction, "history_length", history_length),
-                     to_stream(kFunction, stream));
+  const auto room = to_int<std::int32_t>(kFunction, "capacity", capacity);
+  const auto history = to_int<std::int32_t>(kFunction, "history_length", history_length);
+  const Stream on = to_stream(kFunction, stream);
+  return without_gil([&] { return self.resize(room, history, on); });
 }
 
 void copy_indices(const Pages& self, nb::handle layer_group, nb::handle out) {
@@ -31,15 +33,18 @@ void copy_indices(const Pages& self, nb::handle layer_group, nb::handle out) {
   ArrayChecker checker(kFunction);
   const Array array =
       checker.take("out", out, {.shape = {"n"}, .access = Access::kWrite, .place = Place::kHost});
-  self.copy_base_page_indices(
-      to_group(kFunction, layer_group),
-      {array.data<std::int32_t>(), static_cast<std::size_t>(array.extent(0))});
+  const std::int32_t group = to_group(kFunction, layer_group);
+  without_gil([&] {
+    self.copy_base_page_indices(
+        group, {array.data<std::int32_t>(), static_cast<std::size_t>(array.extent(0))});
+  });
 }
 
 constexpr const char* kClassDoc = R"(The pages of one request, in all layer groups.
 
 Made by `Storage.create_request_pages`, which it keeps alive. Entry p of a layer group's table is
-the slot of page p; -1 if it is not there yet, stale, or in scratch. Garbage collection closes it.)";
+the slot of page p; -1 if it is not there yet, stale, or in scratch. Garbage collection closes it.
+Any thread may call it.)";
 
 constexpr const char* kResizeDoc =
     R"(Move on: `history_length` tokens are computed, the next step writes up to `capacity`.
@@ -69,14 +74,16 @@ void bind_request_pages(nb::module_& m) {
       .def(
           "drop_step",
           [](Pages& self, nb::handle stream) {
-            self.drop_step(to_stream("RequestPages.drop_step", stream));
+            const Stream on = to_stream("RequestPages.drop_step", stream);
+            without_gil([&] { self.drop_step(on); });
           },
           arg("stream") = 0, nb::sig("def drop_step(self, stream: int = 0) -> None"),
           "The step at hand did not happen: its pages and scratch go back.")
       .def(
           "suspend",
           [](Pages& self, nb::handle stream) {
-            return self.suspend(to_stream("RequestPages.suspend", stream));
+            const Stream on = to_stream("RequestPages.suspend", stream);
+            return without_gil([&] { return self.suspend(on); });
           },
           arg("stream") = 0, nb::sig("def suspend(self, stream: int = 0) -> bool"),
           "Drop the step at hand and move dense pages that are still read to host pages.\n\n"
@@ -84,26 +91,32 @@ void bind_request_pages(nb::module_& m) {
       .def(
           "resume",
           [](Pages& self, nb::handle stream) {
-            return self.resume(to_stream("RequestPages.resume", stream));
+            const Stream on = to_stream("RequestPages.resume", stream);
+            return without_gil([&] { return self.resume(on); });
           },
           arg("stream") = 0, nb::sig("def resume(self, stream: int = 0) -> bool"),
           "Bring them back. False, and nothing changed, if a pool group on the GPU has too few, or "
           "would be used beyond max_util_for_resume.")
-      .def_prop_ro("is_suspended", &Pages::is_suspended, "Whether its dense pages are on the host.")
+      .def_prop_ro("is_suspended", &Pages::is_suspended, nb::call_guard<nb::gil_scoped_release>(),
+                   "Whether its dense pages are on the host.")
       .def(
           "close",
           [](Pages& self, nb::handle stream) {
-            self.close(to_stream("RequestPages.close", stream));
+            const Stream on = to_stream("RequestPages.close", stream);
+            without_gil([&] { self.close(on); });
           },
           arg("stream") = 0, nb::sig("def close(self, stream: int = 0) -> None"),
           "Gives everything back. No-op if closed.")
-      .def_prop_ro("capacity", &Pages::capacity, "Tokens that there is room for.")
-      .def_prop_ro("history_length", &Pages::history_length, "Tokens that are computed.")
+      .def_prop_ro("capacity", &Pages::capacity, nb::call_guard<nb::gil_scoped_release>(),
+                   "Tokens that there is room for.")
+      .def_prop_ro("history_length", &Pages::history_length,
+                   nb::call_guard<nb::gil_scoped_release>(), "Tokens that are computed.")
       .def(
           "get_base_page_indices",
           [](const Pages& self, nb::handle layer_group) {
-            return to_int32_array(self.get_base_page_indices(
-                to_group("RequestPages.get_base_page_indices", layer_group)));
+            const std::int32_t group = to_group("RequestPages.get_base_page_indices", layer_group);
+            return to_int32_array(
+                without_gil([&] { return self.copy_of_base_page_indices(group); }));
           },
           arg("layer_group"),
           nb::sig("def get_base_page_indices(self, layer_group: int) -> typing.Any"),
@@ -114,8 +127,8 @@ void bind_request_pages(nb::module_& m) {
       .def(
           "get_swa_scratch_range",
           [](const Pages& self, nb::handle layer_group) {
-            return self.get_swa_scratch_range(
-                to_group("RequestPages.get_swa_scratch_range", layer_group));
+            const std::int32_t group = to_group("RequestPages.get_swa_scratch_range", layer_group);
+            return without_gil([&] { return self.get_swa_scratch_range(group); });
           },
           arg("layer_group"),
           nb::sig("def get_swa_scratch_range(self, layer_group: int) -> PageRange"),
@@ -123,19 +136,22 @@ void bind_request_pages(nb::module_& m) {
       .def(
           "get_scratch_slots",
           [](const Pages& self, nb::handle layer_group) {
-            return to_int32_array(
-                self.get_scratch_slots(to_group("RequestPages.get_scratch_slots", layer_group)));
+            const std::int32_t group = to_group("RequestPages.get_scratch_slots", layer_group);
+            return to_int32_array(without_gil([&] { return self.copy_of_scratch_slots(group); }));
           },
           arg("layer_group"),
           nb::sig("def get_scratch_slots(self, layer_group: int) -> typing.Any"),
           "A copy of the slots that they share, int32 (s,).")
       .def_prop_ro("has_scratch_slots", &Pages::has_scratch_slots,
-                   "Whether any page is in scratch.")
+                   nb::call_guard<nb::gil_scoped_release>(), "Whether any page is in scratch.")
       .def_prop_rw(
-          "enable_swa_scratch_reuse", &Pages::enable_swa_scratch_reuse,
+          "enable_swa_scratch_reuse",
+          [](const Pages& self) {
+            return without_gil([&] { return self.enable_swa_scratch_reuse(); });
+          },
           [](Pages& self, nb::handle enable) {
-            self.set_enable_swa_scratch_reuse(
-                to_bool("RequestPages.enable_swa_scratch_reuse", "value", enable));
+            const bool on = to_bool("RequestPages.enable_swa_scratch_reuse", "value", enable);
+            without_gil([&] { self.set_enable_swa_scratch_reuse(on); });
           },
           nb::for_setter(nb::sig("def enable_swa_scratch_reuse(self, value: bool, /) -> None")),
           "Whether later steps put pages in scratch.");

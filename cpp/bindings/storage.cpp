@@ -11,6 +11,7 @@
 #include "args.hpp"
 #include "array.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "progress.hpp"
 #include "record.hpp"
 #include "sparse_kvcm/request_pages.hpp"
@@ -70,8 +71,9 @@ void make_storage(Storage* self, nb::handle config, nb::handle fill, nb::handle 
 template <class Method>
 auto by_buffer(const char* function, Method method) {
   return [function, method](const Storage& self, nb::handle layer_id, nb::handle role) {
-    return (self.*method)(to_int<std::int32_t>(function, "layer_id", layer_id),
-                          to_text(function, "role", role));
+    const auto id = to_int<std::int32_t>(function, "layer_id", layer_id);
+    const std::string name = to_text(function, "role", role);
+    return without_gil([&] { return (self.*method)(id, name); });
   };
 }
 
@@ -88,15 +90,16 @@ auto by_buffer_and_mode(const char* function, Method method) {
 template <class Method>
 auto by_level(const char* function, Method method) {
   return [function, method](const Storage& self, nb::handle level) {
-    return (self.*method)(to_int<std::int32_t>(function, "level", level));
+    const auto id = to_int<std::int32_t>(function, "level", level);
+    return without_gil([&] { return (self.*method)(id); });
   };
 }
 
 nb::object pool_memory(const Storage& self, nb::handle pool_group, nb::handle pool) {
   constexpr const char* kFunction = "Storage.pool_memory";
-  const MemoryView view =
-      self.pool_memory(to_int<std::int32_t>(kFunction, "pool_group", pool_group),
-                       to_int<std::int32_t>(kFunction, "pool", pool));
+  const auto group = to_int<std::int32_t>(kFunction, "pool_group", pool_group);
+  const auto index = to_int<std::int32_t>(kFunction, "pool", pool);
+  const MemoryView view = without_gil([&] { return self.pool_memory(group, index); });
   const Device device = view.data != nullptr ? Device{} : self.config().device;
   return to_python(device, reinterpret_cast<std::uint8_t*>(view.device_data), view.shape,
                    view.owner);
@@ -139,7 +142,8 @@ void bind_addressing(nb::class_<Storage>& storage) {
       .def("is_sparse", by_buffer("Storage.is_sparse", &S::is_sparse), arg("layer_id"), arg("role"),
            nb::sig("def is_sparse(self, layer_id: int, role: str) -> bool"),
            "Whether the buffer's history is on the host.")
-      .def("pool_group_descs", &S::pool_group_descs, "Pools of each pool group.")
+      .def("pool_group_descs", &S::pool_group_descs, nb::call_guard<nb::gil_scoped_release>(),
+           "Pools of each pool group.")
       .def("pool_memory", &pool_memory, arg("pool_group"), arg("pool"),
            nb::sig("def pool_memory(self, pool_group: int, pool: int) -> typing.Any"),
            "Memory of one pool, uint8 (num_slots, slot_bytes) as in its PoolDesc.\n\n"
@@ -155,6 +159,7 @@ void bind_capacity(nb::class_<Storage>& storage) {
            nb::sig("def get_storage_statistics(self, level: int) -> list[PoolGroupStatistics]"),
            "Slots of every pool group at a level.")
       .def("get_and_reset_statistics", &S::get_and_reset_statistics,
+           nb::call_guard<nb::gil_scoped_release>(),
            "Pages that moved in each layer group since the last call.")
       .def("get_num_bytes", by_level("Storage.get_num_bytes", &S::get_num_bytes), arg("level"),
            nb::sig("def get_num_bytes(self, level: int) -> int"), "Bytes that are mapped.")
@@ -166,8 +171,7 @@ void bind_capacity(nb::class_<Storage>& storage) {
             constexpr const char* kFunction = "Storage.resize";
             const auto id = to_int<std::int32_t>(kFunction, "level", level);
             const auto bytes = to_int<std::int64_t>(kFunction, "quota", quota);
-            const nb::gil_scoped_release unlocked;
-            self.resize(id, bytes);
+            without_gil([&] { self.resize(id, bytes); });
           },
           arg("level"), arg("quota"), nb::sig("def resize(self, level: int, quota: int) -> None"),
           "Give a tier another quota.\n\nWhat shrinks gives up free slots now and others as they "
@@ -179,8 +183,7 @@ void bind_capacity(nb::class_<Storage>& storage) {
           "wait_usable",
           [](const S& self, nb::handle level) {
             const auto id = to_int<std::int32_t>("Storage.wait_usable", "level", level);
-            const nb::gil_scoped_release unlocked;
-            self.wait_usable(id);
+            without_gil([&] { self.wait_usable(id); });
           },
           arg("level"), nb::sig("def wait_usable(self, level: int) -> None"),
           "Wait until the pools of a level are filled. From any thread, at any time.")
@@ -191,9 +194,9 @@ void bind_capacity(nb::class_<Storage>& storage) {
           "clamp_max_seq_len_for_mem",
           [](const S& self, nb::handle batch_size, nb::handle upper) {
             constexpr const char* kFunction = "Storage.clamp_max_seq_len_for_mem";
-            return self.clamp_max_seq_len_for_mem(
-                to_int<std::int32_t>(kFunction, "batch_size", batch_size),
-                to_int<std::int32_t>(kFunction, "upper", upper));
+            const auto size = to_int<std::int32_t>(kFunction, "batch_size", batch_size);
+            const auto most = to_int<std::int32_t>(kFunction, "upper", upper);
+            return without_gil([&] { return self.clamp_max_seq_len_for_mem(size, most); });
           },
           arg("batch_size"), arg("upper"),
           nb::sig("def clamp_max_seq_len_for_mem(self, batch_size: int, upper: int) -> int"),
@@ -213,8 +216,8 @@ void bind_capacity(nb::class_<Storage>& storage) {
 constexpr const char* kStorageDoc = R"(The pools of all tiers, and the slots in them.
 
 Addresses never move; memory is mapped and unmapped as tiers grow and shrink. Host pools fill in the
-background unless told otherwise. One thread at a time, its RequestPages included, but for
-`wait_usable`. Other threads run Python while memory is made, changed or waited for.
+background unless told otherwise. Any thread may call it, its RequestPages included: calls take
+turns, but for `wait_usable`, and let other threads run Python meanwhile.
 
 Parameters
 ----------

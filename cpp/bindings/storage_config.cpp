@@ -234,7 +234,7 @@ tokens_per_block : int
 tokens_per_unit : int
     Tokens that one unit of a sparse layer stands for; divides ``tokens_per_block``.
 max_util_for_resume : float
-    The most of a pool group's slots that a request which resumes may bring it to, in (0, 1].
+    The most of a pool group's slots that a request which resumes may bring it to, in [0.001, 1].
 constraints : sequence of BatchDesc
     Batches that must fit, whatever the ratio.
 typical_step : BatchDesc, optional
@@ -286,7 +286,7 @@ void bind_config_class(nb::module_& m) {
       .def_ro("layers", &Config::layers, "Layers.")
       .def_ro("selection_groups", &Config::selection_groups, nb::rv_policy::copy,
               "Selection groups of the sparse layers.")
-      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In (0, 1].")
+      .def_ro("max_util_for_resume", &Config::max_util_for_resume, "In [0.001, 1].")
       .def_ro("constraints", &Config::constraints, "Batches that must fit.")
       .def_ro("typical_step", &Config::typical_step, "What pools are balanced for, or None.")
       .def_ro("suspended", &Config::suspended, "Who is suspended meanwhile, or None.")

@@ -1,9 +1,9 @@
 // One request decodes a few steps on the CPU backend. Its history lies in host memory; the arena
 // holds a working set of 16 cached and 8 window units.
 //
-// An engine does the same with its own indexer and attention in place of the stand-ins here: select(),
-// and read_is_right(), which checks that each slot holds the unit that was selected. A unit is 64
-// bytes that repeat its ordinal.
+// An engine does the same with its own indexer and attention in place of the stand-ins here:
+// select(), and read_is_right(), which checks that each slot holds the unit that was selected. A
+// unit is 64 bytes that repeat its ordinal.
 #include <sparse_kvcm/kv_cache_manager.hpp>
 #include <sparse_kvcm/ops.hpp>
 

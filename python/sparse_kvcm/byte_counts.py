@@ -11,6 +11,7 @@ _UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
+MOST_DIGITS = 40
 _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -22,16 +23,23 @@ def parse_bytes(text: str | int, field: str = "bytes") -> int:
     InvalidArgument
         Naming `field`, if it is none or negative.
     """
+    if isinstance(text, int) and text >= 0:
+        return text
     match = _TEXT.fullmatch(str(text))
     factor = _UNITS.get(match[2].replace("k", "K")) if match else None
-    if match is None or factor is None:
+    if match is None or factor is None or len(match[1]) > MOST_DIGITS:
         raise InvalidArgument(
-            f"[parse_bytes] {field} must be a number of bytes such as 45.6GB or 64GiB, "
-            f"got {str(text)!r}"
+            f"[parse_bytes] {field} must be a number of bytes such as 45.6GB or 64GiB, of "
+            f"{MOST_DIGITS} digits at most, got {shorten(str(text))}"
         )
     if "." not in match[1]:
         return int(match[1]) * factor
     return int(float(match[1]) * factor)
+
+
+def shorten(text: str) -> str:
+    """Quote a text for a message, its middle left out if it is long."""
+    return repr(text if len(text) <= 80 else f"{text[:40]}...{text[-30:]}")
 
 
 def show_bytes(size: int) -> str:

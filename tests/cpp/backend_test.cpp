@@ -65,8 +65,24 @@ TEST_P(BackendTest, AllocatesNoBytes) {
   EXPECT_EQ(backend().allocate_pinned(0)->bytes(), 0u);
 }
 
-TEST_P(BackendTest, ThrowsBadAllocForMemoryThatNoMachineHas) {
-  EXPECT_THROW(static_cast<void>(backend().allocate_device(std::size_t{1} << 60)), std::bad_alloc);
+TEST_P(BackendTest, MemoryThatNoMachineHasIsRefusedWithWhatItWasForAndWhatThereIs) {
+  for (const std::size_t bytes : {std::size_t{1} << 60, ~std::size_t{0}}) {
+    EXPECT_THROW(static_cast<void>(backend().allocate_device(bytes)), DeviceMemoryError);
+    try {
+      static_cast<void>(allocate_part(backend(), bytes, "Engine", "the table"));
+      FAIL() << "was given";
+    } catch (const DeviceMemoryError& error) {
+      const std::string text = error.what();
+      EXPECT_TRUE(text.starts_with("[Engine] the table takes " + std::to_string(bytes) +
+                                   " B of device memory, " + std::to_string(error.bytes().free) +
+                                   " B are free"))
+          << text;
+      EXPECT_TRUE(text.ends_with("; ask for less, or let others give some back")) << text;
+      EXPECT_EQ(error.bytes().wanted, bytes);
+      EXPECT_GT(error.bytes().free, 0U);
+      EXPECT_LT(error.bytes().free, bytes);
+    }
+  }
   EXPECT_EQ(read(*backend().allocate_device(16)), std::vector<std::byte>(16));
 }
 

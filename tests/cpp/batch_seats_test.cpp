@@ -94,6 +94,14 @@ TEST_F(BatchSeatsTest, AddRefusesRowsOutsideTheBatch) {
   EXPECT_EQ(batch->add(*kv, 3), 3);
 }
 
+TEST_F(BatchSeatsTest, AddRefusesARequestWhoseUnitsAreBehindItsTokens) {
+  const KvCachePtr kv = active(3);
+  ASSERT_TRUE(kv->resize(20, 9, 0));
+  expect_refused<InvalidState>("Batch.add", [&] { batch->add(*kv); });
+  import(*kv, 6);
+  EXPECT_EQ(batch->add(*kv), 0);
+}
+
 TEST_F(BatchSeatsTest, AddRefusesAnOccupiedRow) {
   seated(5);
   const KvCachePtr kv = active(5);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -120,7 +121,7 @@ TEST(ChunkSizeTest, IsTheLargestWithBordersBetweenHugePagesAndBetweenPages) {
     for (const std::size_t page :
          {std::size_t{1}, std::size_t{64} * 2304, std::size_t{16} * 592, std::size_t{61} * 1152,
           kHugePage, 3 * kHugePage, 3 * kHugePage + 65'536, std::size_t{4096}, std::size_t{16}}) {
-      const std::size_t size = chunk_size(limit, page);
+      const std::size_t size = chunk_size(limit, page, 4096);
       EXPECT_LE(size, limit) << page;
       EXPECT_EQ(size % kHugePage, 0U) << page;
       EXPECT_EQ(size % page, 0U) << page;
@@ -133,16 +134,19 @@ TEST(ChunkSizeTest, IsTheLargestWithBordersBetweenHugePagesAndBetweenPages) {
 
 TEST(ChunkSizeTest, FallsBackToSystemPagesWhereAPageSharesNoBorderWithAHugeOne) {
   const std::size_t page = 4099 * std::size_t{16};  // 2 MiB x 4099 is past 4 GiB
-  const std::size_t size = chunk_size(4 * kGiB, page);
-  EXPECT_GT(size, 4 * kGiB - 4096 * page);
-  EXPECT_LE(size, 4 * kGiB);
-  EXPECT_EQ(size % page, 0U);
-  EXPECT_EQ(size % 4096, 0U);
+  for (const std::size_t system_page :
+       {std::size_t{4096}, std::size_t{16'384}, std::size_t{65'536}}) {
+    const std::size_t size = chunk_size(4 * kGiB, page, system_page);
+    EXPECT_GT(size, 4 * kGiB - std::lcm(system_page, page));
+    EXPECT_LE(size, 4 * kGiB);
+    EXPECT_EQ(size % page, 0U);
+    EXPECT_EQ(size % system_page, 0U);
+  }
 }
 
 TEST(ChunkSizeTest, CutsAPageThatIsLargerThanTheLimit) {
-  EXPECT_EQ(chunk_size(2 * kGiB, 3 * kGiB), 2 * kGiB);
-  EXPECT_EQ(chunk_size(4 * kGiB, ~std::size_t{0}), 4 * kGiB);
+  EXPECT_EQ(chunk_size(2 * kGiB, 3 * kGiB, 4096), 2 * kGiB);
+  EXPECT_EQ(chunk_size(4 * kGiB, ~std::size_t{0}, 4096), 4 * kGiB);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// A device that fails at every point of every call, with dense layers: what failed has changed nothing,
-// nothing leaks, and the next call works. A device that fails for good poisons the manager.
+// A device that fails at every point of every call, with dense layers: what failed has changed
+// nothing, nothing leaks, and the next call works. A device that fails for good poisons the
+// manager.
 #include <algorithm>
 #include <functional>
 
@@ -15,8 +16,8 @@ class DenseFailureTest : public DenseTest {
     for (RequestView& view : s.requests) view.entries.clear();
     return s;
   }
-  // Runs `call` with a fault after 0, 1, 2, ... device calls until it comes through. After each fault
-  // all is as before. Returns the number of faults.
+  // Runs `call` with a fault after 0, 1, 2, ... device calls until it comes through. After each
+  // fault all is as before. Returns the number of faults.
   std::int32_t fail_everywhere(const std::function<void()>& call) {
     for (std::int32_t calls = 0;; ++calls) {
       const Snapshot before = states();

@@ -4,8 +4,8 @@
 //   layer 101   a window of 8 tokens       two pools, 128 and 64 KiB
 //   layer 102   a window of 4, 4 sinks     the same sizes, so the same pool group
 //
-// A page has 4 tokens, a token is a unit. With the least quotas each pool group has 16 slots; on the
-// host 16 pages of layer 100, 10 of the other two.
+// A page has 4 tokens, a token is a unit. With the least quotas each pool group has 16 slots; on
+// the host 16 pages of layer 100, 10 of the other two.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// One graph, captured once, replayed for 1,000 steps with dense layers beside the sparse ones, while
-// requests come, go, sleep and wake between replays and the device fails now and then, in the middle of
-// whatever call. The graph reads the page tables, so that what it saw shows.
+// One graph, captured once, replayed for 1,000 steps with dense layers beside the sparse ones,
+// while requests come, go, sleep and wake between replays and the device fails now and then, in the
+// middle of whatever call. The graph reads the page tables, so that what it saw shows.
 //
 // Each device runs beside a twin on the CPU: same calls and same faults, so same tables, slots and
 // outputs. What is in units and pages is held against what their owner wrote there.

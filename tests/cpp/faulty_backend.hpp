@@ -1,5 +1,5 @@
-// A backend whose device fails on demand, half-way through its work, and whose device memory the host
-// sees (shared_memory.hpp), so that a test can look at what an engine did on any device.
+// A backend whose device fails on demand, half-way through its work, and whose device memory the
+// host sees (shared_memory.hpp), so that a test can look at what an engine did on any device.
 #pragma once
 
 #include <cstdint>

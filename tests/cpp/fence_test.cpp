@@ -1,5 +1,5 @@
-// Whatever streams calls are put on, work on one page is in order: a migration behind the steps that
-// read and wrote it, a new owner behind the migration, tables behind their readers.
+// Whatever streams calls are put on, work on one page is in order: a migration behind the steps
+// that read and wrote it, a new owner behind the migration, tables behind their readers.
 #include <algorithm>
 
 #include "dense_fixture.hpp"

@@ -263,8 +263,8 @@ TEST_P(FetchTest, ClosedStepGivesStaleAndCopiesNothing) {
   }
 }
 
-// Lists that a GPU's warps walk more than once, of fewer and of more rows than it numbers at a time,
-// one after the other with one cursor, and without.
+// Lists that a GPU's warps walk more than once, of fewer and of more rows than it numbers at a
+// time, one after the other with one cursor, and without.
 TEST_P(FetchTest, LongListsArriveOneAfterTheOtherWithOneCursor) {
   const DeviceArray<std::uint32_t> cursor(device(), 2, 0);
   for (const std::int32_t rows : {300, 2'048, 301, 4'500, 4'501}) {

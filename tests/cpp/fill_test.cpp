@@ -36,6 +36,10 @@ class NotingMemory final : public HostMemory {
     touched += bytes;
     --inside_;
   }
+  void inspect(std::byte*, std::size_t bytes) override {
+    EXPECT_LE(opened + bytes, touched);
+    ++inspections;
+  }
   void open(std::byte*, std::size_t bytes) override {
     opening_ = true;
     EXPECT_EQ(inside_, 0);
@@ -50,6 +54,7 @@ class NotingMemory final : public HostMemory {
   std::atomic<std::size_t> touched = 0;
   std::atomic<std::size_t> opened = 0;
   std::atomic<int> together = 0;
+  std::atomic<int> inspections = 0;
   std::vector<std::pair<std::byte*, std::size_t>> closed;
 
  private:
@@ -70,6 +75,10 @@ TEST(FillTest, MemoryIsTouchedBeforeItIsOpenedAndNeverAtTheSameTime) {
     two.wait_usable(kBytes);
     EXPECT_EQ(driver->touched.exchange(0), 2 * kBytes);
     EXPECT_EQ(driver->opened.exchange(0), 2 * kBytes);
+    const int inspections = driver->inspections.exchange(0);
+    if (round > kBytes) {
+      EXPECT_LE(inspections, 3) << "not once per granule";
+    }
   }
 }
 

@@ -1,8 +1,8 @@
-// One graph, captured once, replayed for 1,000 steps while rows are seated, removed, suspended, closed
-// and leased again between replays; now and then it is replayed without a publish.
+// One graph, captured once, replayed for 1,000 steps while rows are seated, removed, suspended,
+// closed and leased again between replays; now and then it is replayed without a publish.
 //
-// Each device runs beside a twin on the CPU: same calls, so same outputs, entries and bytes. What the
-// twin itself gives is held against the units that should lie in each slot.
+// Each device runs beside a twin on the CPU: same calls, so same outputs, entries and bytes. What
+// the twin itself gives is held against the units that should lie in each slot.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -292,8 +292,8 @@ class GraphReplayTest : public DeviceTest {
     }
   }
 
-  // The step is over, rows may have changed since, and the graph runs all the same, for rows that the
-  // step had left out too.
+  // The step is over, rows may have changed since, and the graph runs all the same, for rows that
+  // the step had left out too.
   void replay_without_publish() {
     inputs_ = choose_inputs(published_);
     const Snapshot before = engine_->snapshot();

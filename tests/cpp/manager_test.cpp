@@ -72,6 +72,26 @@ TEST_F(ManagerTest, RefusesPoolsThatSlotNumbersCannotCount) {
   }
 }
 
+TEST_F(ManagerTest, DeviceMemoryThatNoMachineHasIsRefusedByThePartThatWantsIt) {
+  KvCacheManagerConfig config;
+  config.tokens_per_block = 16;
+  config.groups = {{{5}, 16, UnitLayout({65'536})}};
+  config.cached_slots = config.window_slots = 16;
+  config.arena_pages = (std::int64_t{1} << 27) - 2;  // 2^47 bytes
+  config.host_pages = 1;
+  config.max_leases = 1;
+  try {
+    const KvCacheManager too_large(config);
+    FAIL() << "was given";
+  } catch (const DeviceMemoryError& error) {
+    EXPECT_TRUE(
+        std::string(error.what())
+            .starts_with(
+                "[KvCacheManager] the arena of layer 5 takes 140737487306752 B of device memory"))
+        << error.what();
+  }
+}
+
 TEST_F(ManagerTest, RefusesBadGroups) {
   expect_bad_config("groups", [](Config& c) { c.groups.clear(); });
   expect_bad_config("groups[1].layers", [](Config& c) { c.groups[1].layers.clear(); });
@@ -123,6 +143,16 @@ TEST_F(ManagerTest, CreateKvCacheRefusesABadNeed) {
 
 TEST_F(ManagerTest, CreateKvCacheAcceptsTheLargestNeed) {
   EXPECT_EQ(request({kMaxUnits, -1})->need(), (1 << 24) - 1);
+}
+
+TEST_F(ManagerTest, CreateKvCacheRefusesANeedOfMoreTokensThanCanBeCounted) {
+  Config c = config();
+  c.tokens_per_block = 4 << 10;
+  c.tokens_per_unit = 1 << 10;
+  make(c);
+  constexpr std::int32_t kMost = (1 << 21) - 1;
+  EXPECT_EQ(request({kMost, -1})->need(), kMost);
+  expect_bad_cache({kMost + 1, -1});
 }
 
 TEST_F(ManagerTest, CreateKvCacheRefusesBadCachedSlots) {

@@ -70,7 +70,8 @@ TEST(OpsCheckTest, ResolveNamesEachBadArgument) {
             "[resolve] launch.rows must point to 2 elements, got null");
   EXPECT_EQ(after([](Params& p) { p.launch.row_states = nullptr; }),
             "[resolve] launch.row_states must point to 3 elements, got null");
-  EXPECT_EQ(after([](Params& p) { p.k = 0; }), "[resolve] k must be >= 1, got 0");
+  EXPECT_EQ(after([](Params& p) { p.k = 0; }), "[resolve] k must be in [1, 65535], got 0");
+  EXPECT_EQ(after([](Params& p) { p.k = 65'536; }), "[resolve] k must be in [1, 65535], got 65536");
   EXPECT_EQ(after([](Params& p) { p.selection = nullptr; }),
             "[resolve] selection must point to 16 elements, got null");
   EXPECT_EQ(after([](Params& p) { p.selection_stride = 7; }),

@@ -1,6 +1,7 @@
-// A CPU backend that watches the order of work: each stream has a clock of all streams, events carry it,
-// waits merge it. Two accesses to one place, of which one writes, must be ordered; otherwise a GPU could
-// do them in any order. No event counts as done before the host has waited for it.
+// A CPU backend that watches the order of work: each stream has a clock of all streams, events
+// carry it, waits merge it. Two accesses to one place, of which one writes, must be ordered;
+// otherwise a GPU could do them in any order. No event counts as done before the host has waited
+// for it.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +27,14 @@ class OrderedBackend final : public FaultyBackend {
   // Places that were accessed out of order.
   [[nodiscard]] std::int64_t num_races() const { return num_races_; }
   [[nodiscard]] std::int64_t num_checks() const { return num_checks_; }
+  // So many more events cannot be recorded.
+  void fail_records(std::int32_t count) { failing_records_ = count; }
 
   [[nodiscard]] EventPtr record(Stream stream) override {
+    if (failing_records_ > 0) {
+      --failing_records_;
+      throw DeviceFault();
+    }
     tick(stream);
     return std::make_shared<Stamp>(clocks_[stream]);
   }
@@ -105,6 +112,7 @@ class OrderedBackend final : public FaultyBackend {
   std::map<const void*, History> places_;
   std::int64_t num_races_ = 0;
   std::int64_t num_checks_ = 0;
+  std::int32_t failing_records_ = 0;
 };
 
 }  // namespace sparse_kvcm::testing

@@ -1,5 +1,5 @@
-// What lies in pages of dense layers: each page of a request and layer group has bytes of its own, known
-// from its name. Goes through the backend, so that it works on every device.
+// What lies in pages of dense layers: each page of a request and layer group has bytes of its own,
+// known from its name. Goes through the backend, so that it works on every device.
 #pragma once
 
 #include <cstdint>

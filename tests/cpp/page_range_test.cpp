@@ -36,7 +36,8 @@ TEST(PageRangeTest, WithoutAWindowNothingIsStale) {
 }
 
 TEST(PageRangeTest, APageIsStaleFromTheStepOnThatNoLongerReadsItsLastToken) {
-  // Page 0 holds tokens 0-3. The query at 10 reads [3, 10] through a window of 8, that at 11 [4, 11].
+  // Page 0 holds tokens 0-3. The query at 10 reads [3, 10] through a window of 8, that at 11 [4,
+  // 11].
   EXPECT_EQ(stale_pages(window(8), 4, 10), (PageRange{0, 0}));
   EXPECT_EQ(stale_pages(window(8), 4, 11), (PageRange{0, 1}));
 }

@@ -3,8 +3,8 @@
 // after every call what the contract promises: results, refusals, lengths, memory, and every byte
 // that attention would read.
 //
-// A program is a function of its seed alone, on every device. On a GPU it waits for the device after
-// each call.
+// A program is a function of its seed alone, on every device. On a GPU it waits for the device
+// after each call.
 #pragma once
 
 #include <array>

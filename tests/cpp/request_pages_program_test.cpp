@@ -1,5 +1,5 @@
-// Random requests against what page_range.hpp says of their tables: windows, sinks and scratch, growing,
-// shrinking, dropping, suspended and resumed.
+// Random requests against what page_range.hpp says of their tables: windows, sinks and scratch,
+// growing, shrinking, dropping, suspended and resumed.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -293,7 +293,8 @@ TEST_F(RequestPagesTest, ADeviceThatFailsLeavesTheRequestAsItWas) {
   ASSERT_TRUE(pages->resize(64, 0, 0));
   const auto before = storage_->get_storage_statistics(kGpuLevel);
   const Table window = table(*pages, kWindow);
-  // A step of decoding gives a scratch slot back behind an event, and takes a page of the full layer.
+  // A step of decoding gives a scratch slot back behind an event, and takes a page of the full
+  // layer.
   std::int64_t calls = 0;
   for (;; ++calls) {
     backend_->fail_after(calls);

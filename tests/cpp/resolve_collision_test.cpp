@@ -113,8 +113,8 @@ TEST_P(ResolveCollisionTest, EachPatternAfterEachOtherGivesTheSlotsOfTheOracle) 
   }
 }
 
-// Selections that agree in all low bits and share no unit, in a lease that holds three of them: each
-// takes the slots of the one that was selected longest ago, by ascending ordinal and slot.
+// Selections that agree in all low bits and share no unit, in a lease that holds three of them:
+// each takes the slots of the one that was selected longest ago, by ascending ordinal and slot.
 TEST_P(ResolveCollisionTest, FullLeaseEvictsTheLongestUnusedInSlotOrder) {
   constexpr std::int32_t kK = 96, kBase = 3;
   for (const std::int32_t threads : {256, 512}) {

@@ -1,10 +1,12 @@
-// What a StorageConfig refuses (tests/python/test_bad_storage.py has every message), and the storage
-// that a manager of sparse layers stands for.
+// What a StorageConfig refuses (tests/python/test_bad_storage.py has every message), and the
+// storage that a manager of sparse layers stands for.
 #include "sparse_kvcm/storage_config.hpp"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,21 @@ TEST(StorageConfigTest, ARefusalNamesFunctionFieldLimitAndValue) {
   config.layers[3].buffers[0].page_bytes = 0;
   EXPECT_EQ(refusal(config),
             "[StorageConfig] layers[3].buffers[0].page_bytes must be in [1, 1099511627776], got 0");
+}
+
+TEST(StorageConfigTest, AUtilisationThatNoTotalComesToIsRefused) {
+  StorageConfig config = testing::small_config({testing::dense_layer(0, {{"K", 64, {}, false}})});
+  for (const double util : {0.0, 1e-300, 1e-17, 1e-12, 0.000999, 1.001, std::nan("")}) {
+    config.max_util_for_resume = util;
+    EXPECT_THROW(check(config), InvalidArgument) << util;
+  }
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  config.constraints = {{std::vector<KvCacheDesc>(10, {kMost, 0}), 0}};
+  for (const double util : {kLeastUtilForResume, 1.0}) {
+    config.max_util_for_resume = util;
+    const std::int64_t least = StorageLayout(config).min_slots()[0];
+    EXPECT_TRUE(fits(10LL * ((kMost + 3LL) / 4), least, util));
+  }
 }
 
 TEST(StorageConfigTest, SparseLayersNeedAHost) {

@@ -1,5 +1,5 @@
-// Requests come, grow and go while the tier grows and shrinks under them, on every device, with work
-// in flight all the time: no live slot moves or loses a byte.
+// Requests come, grow and go while the tier grows and shrinks under them, on every device, with
+// work in flight all the time: no live slot moves or loses a byte.
 #include <gtest/gtest.h>
 
 #include <algorithm>

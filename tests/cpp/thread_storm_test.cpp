@@ -1,5 +1,5 @@
-// One manager, many threads: each has a request of its own that it admits, seats, suspends, resumes and
-// closes, while one thread takes a common Batch through its steps. Run under ThreadSanitizer by
+// One manager, many threads: each has a request of its own that it admits, seats, suspends, resumes
+// and closes, while one thread takes a common Batch through its steps. Run under ThreadSanitizer by
 // scripts/test. At the end every byte of host history is right and nothing is in use.
 #include <gtest/gtest.h>
 

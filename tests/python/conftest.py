@@ -33,6 +33,7 @@ collect_ignore_glob = (
             "models",
             "planner",
             "ranks",
+            "readme",
             "sizing_*",
         )
     ]

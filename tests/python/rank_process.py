@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sizing_cases import GIB, MIB, PLENTY, tiny_dsa, worker_config
+from sizing_cases import GIB, MIB, PLENTY, available, tiny_dsa, worker_config
 from sparse_kvcm.base_manager import BaseKvCacheManager
 from sparse_kvcm.planner import resolve_auto
-from sparse_kvcm.sizing import HostMemory, Machine, TorchRanks, measure, on_every_rank
+from sparse_kvcm.sizing import Machine, TorchRanks, measure, on_every_rank
 
 
 def start(
@@ -33,7 +33,7 @@ def small_machine(**changes: Any) -> Machine:
 
 def agree(rank: int, ranks: TorchRanks) -> dict[str, Any]:
     """Rank 0 has the least device memory, in smaller granules, and rank 1 the least of the host."""
-    host = HostMemory({"MemAvailable": (2 - rank % 2) * GIB})
+    host = available((2 - rank % 2) * GIB)
     worker = start(ranks, Machine((1536 + 1024 * rank) * MIB, host=host), batch=1000)
     sizing = worker.sizing
     assert sizing.host is not None
@@ -48,7 +48,7 @@ def agree(rank: int, ranks: TorchRanks) -> dict[str, Any]:
 
 def refuse_one(rank: int, ranks: TorchRanks) -> dict[str, Any]:
     """Rank 1 has no host memory."""
-    memory = HostMemory({"MemAvailable": 1000 if rank == 1 else GIB})
+    memory = available(1000 if rank == 1 else GIB)
     start(ranks, small_machine(host=memory))
     return {}
 

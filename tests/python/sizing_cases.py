@@ -8,11 +8,16 @@ from typing import Any
 from sparse_kvcm import _core
 from sparse_kvcm.config import WorkerConfig
 from sparse_kvcm.models import ModelGeometry, geometry_of
-from sparse_kvcm.sizing import HostMemory, Machine, Workload
+from sparse_kvcm.sizing import HostMemory, HostTerm, Machine, Workload
 
 MIB = 1 << 20
 GIB = 1 << 30
-PLENTY = HostMemory({"MemAvailable": 64 * GIB})
+PLENTY = HostMemory({HostTerm.AVAILABLE: 64 * GIB})
+
+
+def available(size: int) -> HostMemory:
+    """A machine on which so many bytes may be pinned."""
+    return HostMemory({HostTerm.AVAILABLE: size})
 
 
 def tiny_dsa(layers: int = 6, top_k: int = 64, **changes: Any) -> ModelGeometry:

@@ -16,13 +16,15 @@ from sizing_cases import GIB, FakeSystem
 from sparse_kvcm.cli import app, main
 from sparse_kvcm.cli.doctor import examine
 from sparse_kvcm.config import json_schema
+from sparse_kvcm.planner.plan import ADVICE
 
+doctor = sys.modules["sparse_kvcm.cli.doctor"]
 GLM = ["plan", "--model", "glm-5.2", "--kv-dtype", "fp8", "--device-budget", "45.6GB"]
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, status: int = 0) -> str:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == status, result.output
     return result.output
 
 
@@ -51,14 +53,30 @@ def test_the_table_has_the_figures_of_the_json() -> None:
     result, table = plan_json(), run(*GLM)
     assert f"{result['offload']['max_batch']}" in table
     assert f"{result['resident']['max_batch']}" in table
-    for word in ("binding limit", "arena", "178.6 MiB", "misses", "gpu_cache_factor"):
+    for word in ("binding limit", "arena", "a lease of 178.6 MiB", "misses", "gpu_cache_factor"):
         assert word in table
 
 
 def test_the_table_says_so_where_no_request_fits() -> None:
-    table = run("plan", "--model", "glm-5.2", "--device-budget", "1MB")
+    nobody = ["plan", "--model", "glm-5.2", "--device-budget", "1MB"]
+    table = run(*nobody, status=1)
     assert "No offloaded request fits" in table
     assert "is best" not in table
+    assert json.loads(run(*nobody, "--json", status=1))["offload"]["max_batch"] == 0
+
+
+def test_advice_names_options_of_the_command() -> None:
+    table = run(*GLM, "--host-memory", "0", status=1)
+    advice = table[table.index("To fit one:") :]
+    assert "raise --host-memory" in advice
+    for advice in ADVICE.values():
+        assert not re.findall(r"(?<!-)\b\w+_\w+", advice)
+        for option in re.findall(r"--[\w-]+", advice):
+            assert option in run("plan", "--help")
+
+
+def test_help_names_the_status_of_a_plan_that_holds_nobody() -> None:
+    assert "1 if none does" in re.sub(r"\s+", " ", run("plan", "--help"))
 
 
 def test_auto_plans_with_the_recommended_factor() -> None:
@@ -145,7 +163,11 @@ def test_a_picture_without_matplotlib_names_the_extra(
         (["--plot", "a.bogus"], "--plot must be a file that can be written"),
         (["--plot", "a"], "path must end in .png"),
         (["--locality", "none"], "locality must be one of"),
-        (["--max-batch-size", "0"], "max_batch_size must be >= 1, got 0"),
+        (["--max-batch-size", "0"], r"max_batch_size must be .* \[1, 1048576\], got 0"),
+        (["--model", "x" * 5000], "model must be one of"),
+        (["--device-budget", "9" * 5000], "--device-budget must be a number of bytes"),
+        (["--device-budget", "9" * 400 + ".0"], "--device-budget must be a number of bytes"),
+        (["--host-memory", "9999999TB"], "--host-memory must be <="),
         (["--tokens-per-block", "0.5"], None),
     ],
 )
@@ -205,6 +227,42 @@ def test_doctor_says_how_to_raise_memlock(tmp_path: Path) -> None:
     system.available(100 * GIB)
     system.memlock(64 << 10)
     assert "ulimit -l" in findings(system)["would be pinned by a rank"][1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("this build has no CUDA backend: SPARSE_KVCM_CUDA was OFF", "with nvcc in the path"),
+        ("... : CUDA driver version is insufficient for CUDA runtime version", "NVIDIA driver"),
+        ("... finds no GPU: no CUDA-capable device is detected", "--gpus all"),
+        ("the CUDA driver reports no GPU", "nvidia-smi"),
+    ],
+)
+def test_doctor_s_fix_is_that_of_the_reason(
+    reason: str, fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "cuda_unavailable_reason", lambda: reason)
+    assert fix in findings(FakeSystem(tmp_path))["driver"][1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "error", "found"),
+    [
+        (1, "Operation not permitted", "1"),
+        (2, "", "2"),
+        (2, "Operation not permitted", "2, memory cannot be placed: Operation not permitted"),
+    ],
+)
+def test_doctor_asks_for_sys_nice_only_where_memory_cannot_be_placed(
+    nodes: int, error: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system = FakeSystem(tmp_path)
+    for node in range(nodes):
+        system.write(f"/sys/devices/system/node/node{node}/cpulist", "0\n")
+    monkeypatch.setattr(doctor, "memory_placement_error", lambda: error)
+    line, fix = findings(system)["NUMA nodes"]
+    assert line == found
+    assert ("SYS_NICE" in fix) is (nodes > 1 and error != "")
 
 
 @pytest.mark.parametrize(

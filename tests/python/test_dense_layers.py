@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from typing import Any
@@ -65,7 +66,7 @@ def test_a_config_of_sparse_layers_needs_none_of_it() -> None:
         ({"gpu_quota": 0}, ["gpu_quota", "got 0"]),
         ({"dense_layers": []}, ["gpu_quota must be in [0, 0]", "got 1"]),
         ({"cold_quota": -1}, ["cold_quota", "got -1"]),
-        ({"max_util_for_resume": 0.0}, ["max_util_for_resume must be in (0, 1]"]),
+        ({"max_util_for_resume": 0.0}, ["max_util_for_resume must be in [0.001, 1]"]),
         (
             {"dense_layers": [LayerConfig(0, [BufferConfig("KEY", 64)])]},
             ["dense_layers[0].layer_id", "got 0"],
@@ -81,6 +82,29 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
     with pytest.raises(kvcm.InvalidArgument) as refusal:
         dense_config(**changes)
     assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+@pytest.mark.parametrize("gpu_quota", [1, 5 << 20, (64 << 20) + 1])
+@pytest.mark.parametrize("cold_quota", [0, 1, 9 << 20])
+@pytest.mark.parametrize("host_pages", [1, 33, 3000])
+def test_planned_memory_is_what_pools_take(
+    gpu_quota: int, cold_quota: int, host_pages: int
+) -> None:
+    config = dense_config(gpu_quota=gpu_quota, cold_quota=cold_quota, host_pages=host_pages)
+    planned, manager = kvcm.planned_memory(config), kvcm.KvCacheManager(config)
+    assert planned == manager.memory_use()
+    assert planned.dense_bytes == manager.storage.get_num_bytes(0) >= gpu_quota
+    page = os.sysconf("SC_PAGESIZE")
+    pools = [manager.host_history(g).nbytes for g in range(manager.num_groups)]
+    history = sum(-(-size // page) * page for size in pools)
+    assert planned.cold_bytes == manager.storage.get_num_bytes(1) - history
+    assert planned.cold_bytes >= cold_quota - (2 << 20)  # less than a granule is no page
+
+
+def test_a_manager_of_sparse_layers_has_no_pools() -> None:
+    use = kvcm.planned_memory(make_config())
+    assert (use.dense_bytes, use.cold_bytes) == (0, 0)
+    assert use == kvcm.KvCacheManager(make_config()).memory_use()
 
 
 def test_tables_of_a_batch_show_what_requests_have(manager: kvcm.KvCacheManager) -> None:

@@ -71,12 +71,24 @@ def test_memory_that_no_machine_has_is_a_memory_error_that_names_the_limit() -> 
     config = make_config(
         groups=[kvcm.SelectionGroupConfig([0, 1], 4, layout)], host_pages=2**31 - 1
     )
-    with pytest.raises(MemoryError) as caught:
+    with pytest.raises(kvcm.HostMemoryError) as caught:
         kvcm.KvCacheManager(config)
+    assert isinstance(caught.value, MemoryError)
     text = str(caught.value)
     assert text.startswith("[KvCacheManager] ")
     assert f"{(2**31 - 1) * 4 * 2 * 65536} B are wanted" in text
     assert "MemAvailable" in text or "control group" in text
+
+
+def test_device_memory_that_no_machine_has_is_refused_by_the_part_that_wants_it() -> None:
+    layout = kvcm.UnitLayout([65536])
+    groups = [kvcm.SelectionGroupConfig([5], 4, layout)]
+    with pytest.raises(kvcm.DeviceMemoryError) as caught:
+        kvcm.KvCacheManager(make_config(groups=groups, arena_pages=2**29 - 2))
+    assert isinstance(caught.value, MemoryError)
+    assert str(caught.value).startswith(
+        f"[KvCacheManager] the arena of layer 5 takes {(2**29 - 1) * 4 * 65536} B of device memory"
+    )
 
 
 def test_a_switch_that_is_not_understood_warns_where_the_manager_is_made(

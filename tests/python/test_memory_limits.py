@@ -19,13 +19,13 @@ import sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 import sparse_kvcm as kvcm
-from sparse_kvcm.sizing import allocate, host_memory, measure, size_worker
+from sparse_kvcm.sizing import HostTerm, allocate, host_memory, measure, size_worker
 from sizing_cases import GIB, MIB, Machine, tiny_dsa, worker_config
 
 limit = 512 * MIB
 memory = host_memory()
-assert memory.binding.startswith("control group"), memory
-assert memory.effective < limit < memory.terms["MemAvailable"], memory
+assert memory.binding is HostTerm.GROUP, memory
+assert memory.effective < limit < memory.terms[HostTerm.AVAILABLE], memory
 machine = Machine(32 * MIB)
 sizing = size_worker(worker_config(100, 20_000, dtype="bf16"), tiny_dsa(), Machine(GIB))
 assert sizing.host.total_bytes <= memory.automatic, (sizing.host, memory)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 import sparse_kvcm as kvcm
+from sizing_cases import tiny_dsa, tiny_v4
 from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, geometry_of, load_geometry, presets
 
 GIB = 1 << 30
 K = 1 << 10
+# Roles and, where there are several, the kind of storage layer.
+C4, INDEX = "deepseek_v4_compress", "deepseek_v4_indexer_compress1"
 
 
 def bytes_at(model: str, kv_dtype: Any, tokens: int) -> dict[str, float]:
@@ -83,10 +86,10 @@ def test_v4_has_the_published_number_of_dense_compressed_layers(model: str, rati
         ("glm-5.1", 128 * K, {"KEY": 6.25, "INDEX_KEY1": 1.26}),
         ("glm-5.2", 128 * K, {"KEY": 6.25, "INDEX_KEY1": 0.34}),
         ("glm-5.2", K * K, {"KEY": 50.0, "INDEX_KEY1": 2.7}),
-        ("deepseek-v4-flash", 128 * K, {"KEY": 0.37, "INDEX_KEY1": 0.08}),
-        ("deepseek-v4-pro", 128 * K, {"KEY": 0.53, "INDEX_KEY1": 0.12}),
-        ("deepseek-v4-flash", K * K, {"KEY": 2.99}),
-        ("deepseek-v4-pro", K * K, {"KEY": 4.28}),
+        ("deepseek-v4-flash", 128 * K, {C4: 0.37, INDEX: 0.08}),
+        ("deepseek-v4-pro", 128 * K, {C4: 0.53, INDEX: 0.12}),
+        ("deepseek-v4-flash", K * K, {C4: 2.99}),
+        ("deepseek-v4-pro", K * K, {C4: 4.28}),
     ],
 )
 def test_bytes_per_request_are_the_published_ones(
@@ -214,6 +217,60 @@ def test_a_data_type_that_the_width_cannot_have_is_named() -> None:
 def test_a_bad_configuration_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(kvcm.InvalidArgument, match=field):
         geometry_of(glm(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_dtype", "message"),
+    [
+        ({"kv_lora_rank": 100}, "fp8_ds_mla", "multiples of 128: kv_lora_rank is 100"),
+        ({"kv_lora_rank": 64}, "fp8_ds_mla", "multiples of 128: kv_lora_rank is 64"),
+        ({"kv_lora_rank": 500}, "nvfp4", r"of 64: kv_lora_rank \+ qk_rope_head_dim is 504"),
+        ({"kv_lora_rank": 500}, "nvfp4_ds_mla", "multiples of 64: kv_lora_rank is 500"),
+    ],
+)
+def test_a_latent_whose_scales_are_not_whole_is_refused_by_field(
+    changes: dict[str, Any], kv_dtype: Any, message: str
+) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=rf"kv_dtype must be .*{message}"):
+        tiny_dsa(**changes).unit_layout(kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rope", "kv_dtype", "message"),
+    [
+        (512, 60, "fp8_ds_mla", "multiples of 64: head_dim - qk_rope_head_dim is 452"),
+        (64, 64, "fp8_ds_mla", "multiples of 64: head_dim - qk_rope_head_dim is 0"),
+        (520, 64, "nvfp4", "multiples of 64: head_dim is 520"),
+    ],
+)
+def test_an_entry_whose_scales_are_not_whole_is_refused_by_field(
+    head_dim: int, rope: int, kv_dtype: Any, message: str
+) -> None:
+    geometry = tiny_v4(head_dim=head_dim, qk_rope_head_dim=rope)
+    with pytest.raises(kvcm.InvalidArgument, match=rf"kv_dtype must be .*{message}"):
+        geometry.unit_layout(kv_dtype)
+
+
+@pytest.mark.parametrize(("index_dtype", "width"), [("fp8", 64), ("fp8", 192), ("mxfp4", 33)])
+def test_an_index_key_whose_scales_are_not_whole_is_refused(index_dtype: Any, width: int) -> None:
+    message = f"index_dtype must be .* multiples of 128: index_head_dim is {width}"
+    with pytest.raises(kvcm.InvalidArgument, match=message):
+        tiny_dsa(index_head_dim=width).index_layout(index_dtype)
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "no\0path", "/"])
+def test_what_cannot_be_a_path_is_refused_in_a_short_line(model: str) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"\[load_geometry\] model must be") as error:
+        load_geometry(model)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff\xfe{}", b"[1, 2]", b"9" * 5000])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text)
+    with pytest.raises(kvcm.InvalidArgument, match=r"config.json must be"):
+        load_geometry(path)
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:

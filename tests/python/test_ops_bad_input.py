@@ -146,7 +146,7 @@ CASES = [
     case("resolve", "selection", "strides [-3, 1]", selection=np.zeros((2, 3), np.int32)[::-1]),
     case(
         "resolve",
-        "k must be >= 1",
+        "k must be in [1, 65535]",
         "0",
         selection=np.zeros((2, 0), np.int32),
         out=ops.ResolveOutputs.empty(2, 0, 1),
@@ -156,7 +156,7 @@ CASES = [
     case("resolve", "no_write_slot", ">= -1", "-2", no_write_slot=-2),
     case("resolve", "no_write_slot", "int", "None", no_write_slot=None),
     case("resolve", "no_write_slot", "int", "float 0.5", no_write_slot=0.5),
-    case("resolve", "no_write_slot", "2147483647", "99999999999", no_write_slot=99999999999),
+    case("resolve", "no_write_slot", "int of 32 bits", "99999999999", no_write_slot=99999999999),
     case("resolve", "stream", "0", "-1", stream=-1),
     case("resolve", "stream", "int", "str", stream="default"),
     case("resolve", "stream", "int", "bool True", stream=True),

@@ -16,6 +16,7 @@ LAYERS = (
     "models",
     "step",
     "dsa",
+    "deepseek_v4",
     "config",
     "decode_worker",
     "sizing",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sparse_kvcm as kvcm
-from sizing_cases import GIB, PLENTY, small, tiny_dsa, worker_config
+from sizing_cases import GIB, PLENTY, available, small, tiny_dsa, worker_config
 from sparse_kvcm.config import WorkerConfig
 from sparse_kvcm.models import load_geometry
 from sparse_kvcm.planner import (
@@ -17,13 +17,13 @@ from sparse_kvcm.planner import (
     Budgets,
     Plan,
     find_locality,
+    lease_bytes,
     make_plan,
     recommend_factor,
     resolve_auto,
-    row_bytes,
     sweep_factors,
 )
-from sparse_kvcm.sizing import HostMemory, Machine, Workload, size_device, size_worker
+from sparse_kvcm.sizing import Machine, Workload, size_device, size_worker
 
 GLM = Workload(load_geometry("glm-5.2"), 32_928, "fp8")
 V4 = Workload(load_geometry("deepseek-v4-flash"), 32_928, gpu_cache_factor=4)
@@ -43,8 +43,8 @@ def test_glm_5_2_is_admitted_as_published() -> None:
     result = plan(GLM, 45_600_000_000)
     assert 28 <= result.resident.max_batch <= 30
     assert 150 <= result.offload.max_batch <= 165
-    assert row_bytes(GLM) == pytest.approx(177.5 * (1 << 20), rel=0.01)
-    assert result.offload.row_bytes == row_bytes(GLM)
+    assert lease_bytes(GLM) == pytest.approx(177.5 * (1 << 20), rel=0.01)
+    assert result.offload.row_bytes == lease_bytes(GLM)
 
 
 # Published for one GPU: 633 resident, 1,500 offloaded. BF16 units, the default, reach it. FP8 units
@@ -65,7 +65,7 @@ def test_the_plan_s_batch_is_the_one_that_a_worker_is_admitted_with() -> None:
     budgets = Budgets(64 << 20, host_bytes=GIB)
     locality = find_locality(None, "tiny")
     batch = make_plan(workload, budgets, locality).offload.max_batch
-    memory = HostMemory({"MemAvailable": 4 * GIB})
+    memory = available(4 * GIB)
     for extra, agrees in ((0, True), (1, False)):
         config = worker_config(batch + extra, 5000)
         sizing = size_worker(config, geometry, Machine(64 << 20, host=memory))
@@ -77,8 +77,15 @@ def test_host_memory_limits_the_batch_and_says_so() -> None:
     result = plan(GLM, 45_600_000_000, host_bytes=10 * of_one + of_one // 2)
     assert result.offload.max_batch == 10
     assert result.offload.binding_limit == "host history"
-    assert "host_history_size" in result.offload.advice
+    assert "--host-memory" in result.offload.advice
     assert result.resident.max_batch == 28
+
+
+def test_pages_of_suspended_requests_leave_less_for_history() -> None:
+    of_one = plan(GLM, 45_600_000_000).offload.host_bytes_per_request
+    for spare, batch in ((10_000_000, 9), (20_000_000, 10)):  # a pool of a granule takes 16.8 MB
+        result = plan(GLM, 45_600_000_000, host_bytes=10 * of_one + spare)
+        assert result.offload.max_batch == batch
 
 
 def test_a_batch_limit_is_a_limit() -> None:
@@ -177,10 +184,29 @@ def test_auto_leaves_room_to_seat_the_batch(batch: int) -> None:
 
 
 @pytest.mark.parametrize("field", ["link_gb_s", "step_ms"])
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_a_speed_that_is_none_is_refused(field: str, value: float) -> None:
-    with pytest.raises(kvcm.InvalidArgument, match=f"{field} must be > 0 and finite, got {value}"):
-        plan(GLM, GIB, **{field: value})
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "50", True])
+def test_a_speed_that_is_none_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(
+        kvcm.InvalidArgument, match=f"{field} must be > 0 and finite, got {value!r}"
+    ):
+        Budgets(GIB, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device_bytes", 0),
+        ("device_bytes", True),
+        ("device_bytes", 1e9),
+        ("host_bytes", -1),
+        ("host_bytes", "1GB"),
+        ("max_batch_size", 0),
+        ("max_batch_size", (1 << 20) + 1),
+    ],
+)
+def test_a_budget_that_is_no_number_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=rf"\[Budgets\] {field} must be an integer in"):
+        Budgets(**({"device_bytes": GIB} | {field: value}))
 
 
 def test_a_length_that_the_model_does_not_take_is_a_warning() -> None:

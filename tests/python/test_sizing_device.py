@@ -13,6 +13,7 @@ from sparse_kvcm.models import load_geometry
 from sparse_kvcm.sizing import Workload, find_capacity, size_device
 from sparse_kvcm.sizing.buffers import batch_memory, engine_buffers, manager_memory
 from sparse_kvcm.sizing.device import max_batch, pool_tokens, quota_for_tokens
+from sparse_kvcm.sizing.host import page_bytes
 
 
 def address(array: Any) -> int:
@@ -77,16 +78,26 @@ def test_what_is_no_pool_leaves_the_budget_first() -> None:
     assert sizing.total_bytes <= budget
 
 
-def test_attention_buffers_have_tables_as_slots_and_converted_and_the_selection() -> None:
+def test_attention_buffers_have_converted_tables_and_the_selection() -> None:
     workload = small(1000)
     layout = size_device(workload, 64 * MIB, 5, offload=True).layout
     assert layout is not None
     shapes = {s.name: s.shape for s in engine_buffers(workload, layout, 5, offload=True)}
     assert shapes == {
-        "page_table_0": (5, 16),
-        "page_indices_0_0": (5, 16),
+        "page_indices_1_0": (5, 16),
         "attention_indices": (5, 64),
     }
+
+
+def test_tables_of_slots_are_the_batch_s_where_there_is_one() -> None:
+    workload = small(1000)
+    manager = kvcm.KvCacheManager(workload.manager_config(5))
+    batch = manager.create_batch(5, workload.max_units)
+    assert batch.page_tables.shape == (2, 5, 16)  # history and index keys
+    layout = size_device(workload, 64 * MIB, 5, offload=False).layout
+    assert layout is not None
+    names = [s.name for s in engine_buffers(workload, layout, 5, offload=False)]
+    assert names == ["page_table_0", "page_indices_0_0", "page_indices_0_1"]
 
 
 def test_nvfp4_has_scratch_for_the_selection_with_a_tile_to_spare() -> None:
@@ -138,8 +149,8 @@ def test_pool_ratio_samples_the_first_token_of_the_last_page() -> None:
     assert sizing.storage is not None
     step = sizing.storage.typical_step
     assert step is not None
-    assert {(c.capacity, c.history_length) for c in step.kv_caches} == {(32_769, 32_768)}
-    assert len(step.kv_caches) == 100  # decode only: no context, no other length
+    # Decode only: no context, no other length.
+    assert [(c.capacity, c.history_length) for c in step.kv_caches] == [(32_769, 32_768)]
 
 
 def test_no_constraint_of_an_offloading_worker_is_a_context() -> None:
@@ -219,6 +230,23 @@ def test_capacity_names_the_limit_that_binds_and_the_batch() -> None:
     assert "raise max_batch_size" in str(
         find_capacity(workload, GIB, offload=True, max_batch_size=2)
     )
+
+
+def test_of_equal_limits_the_larger_share_of_the_device_binds() -> None:
+    glm = Workload(load_geometry("glm-5.2"), 16_777_160, "fp8")  # pages of 46.5 GB, a lease of 0.2
+    for budget in (45_600_000_000, 1_000_000):
+        capacity = find_capacity(glm, budget, offload=True)
+        assert capacity.limits == {"arena": 0, "device pools": 0}
+        assert capacity.binding == "device pools"
+    capacity = find_capacity(Workload(load_geometry("glm-5.2"), 8000, "fp8"), MIB, offload=True)
+    assert (capacity.batch, capacity.binding) == (0, "arena")
+
+
+def test_of_equal_limits_max_batch_size_comes_before_the_history_sized_for_it() -> None:
+    host = 2 * 313 * page_bytes(small(20_000))
+    capacity = find_capacity(small(20_000), GIB, offload=True, host_bytes=host, max_batch_size=2)
+    assert capacity.limits["host history"] == capacity.limits["max_batch_size"] == 2
+    assert str(capacity).startswith("2 requests fit; max_batch_size binds: raise max_batch_size")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sparse_kvcm as kvcm
-from sizing_cases import GIB, MIB, PLENTY, FakeSystem, small, tiny_dsa
+from sizing_cases import GIB, MIB, PLENTY, FakeSystem, available, small, tiny_dsa
 from sparse_kvcm.models import load_geometry
 from sparse_kvcm.sizing import (
     HostMemory,
+    HostTerm,
     Workload,
     effective_available_host_memory,
     history_floor,
@@ -18,7 +20,7 @@ from sparse_kvcm.sizing import (
     size_host,
 )
 from sparse_kvcm.sizing.buffers import batch_memory
-from sparse_kvcm.sizing.host import page_bytes
+from sparse_kvcm.sizing.host import cold_bytes, page_bytes
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def system(tmp_path: Path) -> FakeSystem:
 
 def test_a_machine_without_limits_gives_what_is_available(system: FakeSystem) -> None:
     memory = host_memory(limits=system.limits())
-    assert memory.terms["MemAvailable"] == memory.effective == memory.per_rank == 100 * GIB
+    assert memory.terms[HostTerm.AVAILABLE] == memory.effective == memory.per_rank == 100 * GIB
     assert memory.automatic == 50 * GIB
 
 
@@ -46,8 +48,9 @@ def test_the_least_ancestor_binds_whichever_it_is(system: FakeSystem) -> None:
     system.group("/pod", limit=40 * GIB, used=8 * GIB)
     memory = host_memory(limits=system.limits())
     assert memory.effective == 32 * GIB
-    assert memory.binding == "control group /pod"
-    assert memory.terms["MemAvailable"] == 100 * GIB
+    assert memory.binding is HostTerm.GROUP
+    assert memory.limit == "control group /pod"
+    assert memory.terms[HostTerm.AVAILABLE] == 100 * GIB
 
 
 def test_page_cache_of_a_group_counts_as_free(system: FakeSystem) -> None:
@@ -69,7 +72,8 @@ def test_memlock_counts_at_four_fifths(system: FakeSystem) -> None:
     system.memlock(10 * GIB)
     memory = host_memory(limits=system.limits())
     assert memory.effective == 8 * GIB
-    assert memory.binding == "0.8 x RLIMIT_MEMLOCK"
+    assert memory.binding is HostTerm.MEMLOCK
+    assert memory.limit == "0.8 x RLIMIT_MEMLOCK"
 
 
 def test_an_integrated_gpu_s_budget_is_no_longer_there_for_the_host(system: FakeSystem) -> None:
@@ -82,17 +86,31 @@ def test_an_integrated_gpu_s_budget_is_no_longer_there_for_the_host(system: Fake
 def test_without_any_limit_that_can_be_read_nothing_is_pinned(tmp_path: Path) -> None:
     memory = host_memory(limits=FakeSystem(tmp_path).limits())
     assert memory.effective == memory.automatic == 0
+    assert memory.binding is None
+    with pytest.raises(kvcm.InvalidArgument, match="no limit that can be read"):
+        size_host(small(1000), 1, memory)
 
 
 def test_the_real_machine_has_terms_and_something_left() -> None:
     memory = host_memory()
-    assert "MemAvailable" in memory.terms
-    assert 0 < effective_available_host_memory() <= memory.terms["MemAvailable"] + GIB
+    left = memory.terms[HostTerm.AVAILABLE]
+    assert 0 < effective_available_host_memory() <= left + GIB
 
 
 def test_no_ranks_are_refused() -> None:
-    with pytest.raises(kvcm.InvalidArgument, match="local_ranks must be >= 1, got 0"):
+    for ranks in (0, -1, 1.5, True):
+        with pytest.raises(kvcm.InvalidArgument, match=f"local_ranks must be .* >= 1, got {ranks}"):
+            HostMemory({}, ranks)  # type: ignore[arg-type]
+    with pytest.raises(kvcm.InvalidArgument, match="local_ranks must be .* >= 1, got 0"):
         host_memory(0)
+
+
+@pytest.mark.parametrize(
+    "terms", [{"MemAvailable": 1}, {HostTerm.GROUP: -1}, {HostTerm.MEMLOCK: 1.5}]
+)
+def test_terms_that_are_none_are_refused(terms: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"\[HostMemory\] terms"):
+        HostMemory(terms)
 
 
 def test_floor_is_the_longest_request_at_its_utilisation_and_a_granule_per_pool() -> None:
@@ -114,25 +132,42 @@ def test_automatic_size_holds_the_batch_at_the_usual_length() -> None:
 
 def test_automatic_size_stops_at_what_may_be_pinned_staging_included() -> None:
     workload = small(1000)
-    memory = HostMemory({"MemAvailable": 2 * history_floor(workload) + 100 * MIB})
+    memory = available(2 * history_floor(workload) + 200 * MIB)
     sizing = size_host(workload, 100_000, memory)
-    assert memory.automatic - sizing.page_bytes < sizing.total_bytes <= memory.automatic
-    # Two chunks for 100,000 rows of 8 words and 16 pages, two reports of 3 words a row and one.
-    assert sizing.staging == 2 * (16 * MIB + (3 * 100_000 + 1) * 4)
+    most = memory.without(sizing.cold).automatic
+    assert most - sizing.page_bytes < sizing.total_bytes <= most
+    # Two chunks for 100,000 rows of 8 words and two tables of 16 pages; two reports of 3 words a
+    # row and one.
+    assert sizing.staging == 2 * (32 * MIB + (3 * 100_000 + 1) * 4)
 
 
 def test_automatic_size_is_raised_to_the_floor() -> None:
     workload = small(1000)
     floor = history_floor(workload) + batch_memory(workload, 1).staging_bytes
-    sizing = size_host(workload, 1, HostMemory({"MemAvailable": floor}))
+    needed = floor + cold_bytes(workload, 100)
+    sizing = size_host(workload, 1, available(needed))
     assert floor - page_bytes(workload) < sizing.total_bytes <= floor
+    assert sizing.pinned_bytes <= needed
+    with pytest.raises(kvcm.InvalidArgument, match=f"host memory must be >= {needed} B"):
+        size_host(workload, 1, available(needed - 1))
+
+
+def test_pages_of_suspended_requests_come_off_first_and_grow_with_the_granules() -> None:
+    workload = small(1000, host_cache_size=3 * MIB)
+    assert size_host(workload, 1, PLENTY).cold <= 4 * MIB
+    sizing = size_host(workload, 1, PLENTY, host_history_size=33 * GIB)
+    assert 4 * MIB < sizing.cold <= 32 * MIB
+    most = PLENTY.without(sizing.cold).per_rank
+    assert size_host(workload, 1, PLENTY, host_history_size=most).pinned_bytes <= 64 * GIB
+    with pytest.raises(kvcm.InvalidArgument, match=f"host_history_size must be <= {most} B"):
+        size_host(workload, 1, PLENTY, host_history_size=most + 1)
 
 
 def test_less_than_the_floor_is_a_refusal_not_a_fall_back() -> None:
     workload = small(1000)
     for left in (0, history_floor(workload)):
         with pytest.raises(kvcm.InvalidArgument, match=r"host memory must be >= \d+ B .*MemAvail"):
-            size_host(workload, 1, HostMemory({"MemAvailable": left}))
+            size_host(workload, 1, available(left))
 
 
 def test_explicit_size_below_the_floor_names_the_size_needed() -> None:

@@ -16,18 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sparse_kvcm as kvcm
-from sizing_cases import GIB, MIB, machine, tiny_dsa, tiny_v4, worker_config
+from sizing_cases import GIB, MIB, available, machine, tiny_dsa, tiny_v4, worker_config
 from sparse_kvcm.config import WorkerConfig
-from sparse_kvcm.sizing import HostMemory, Machine, SingleRank, allocate, measure, size_worker
+from sparse_kvcm.sizing import Machine, SingleRank, allocate, measure, size_worker
 
 
 def planned(sizing: Any) -> dict[str, int]:
     """The parts of a sizing that `measure` measures."""
     parts = {**sizing.device.fixed, "pools": sizing.device.pool_bytes}
-    if sizing.device.host_cache_bytes:
-        parts["host cache"] = sizing.device.host_cache_bytes
     if sizing.host is not None:
         parts["host history"] = sizing.host.history_bytes
+        parts["host cache"] = sizing.host.cold
+    elif sizing.device.host_cache_bytes:
+        parts["host cache"] = sizing.device.host_cache_bytes
     return parts
 
 
@@ -42,6 +43,10 @@ def check_refusal(message: str) -> None:
         "tokens_per_block",
         "kv_dtype",
         "max_seq_len",
+        "kv_lora_rank",
+        r"kv_lora_rank \+ qk_rope_head_dim",
+        "head_dim",
+        "head_dim - qk_rope_head_dim",
     )
     assert re.match(rf"\[\w+\] (the )?({'|'.join(fields)}) (of a [\w-]+ model )?must be ", message)
     assert "got " in message
@@ -85,7 +90,7 @@ def workers(draw: st.DrawFn, plenty: bool) -> tuple[Any, Any, Any]:
     ).model_copy(update={"num_batches": draw(st.integers(1, 2))})
     host = GIB if plenty else draw(st.integers(1, 96 * MIB))
     budget = draw(st.integers(64 * MIB, 96 * MIB) if plenty else st.integers(1, 48 * MIB))
-    memory = HostMemory({"MemAvailable": host})
+    memory = available(host)
     return config, geometry, machine(budget, memory)
 
 
@@ -98,7 +103,7 @@ def test_a_configuration_that_is_accepted_allocates_what_was_planned(
     sizing = size_worker(config, geometry, where)
     assert sizing.host is not None
     assert sizing.device.total_bytes <= where.device_budget
-    assert sizing.host.total_bytes <= where.host.per_rank
+    assert sizing.host.pinned_bytes <= where.host.per_rank
     allocation = allocate(sizing)
     assert measure(allocation) == planned(sizing)
     assert len(allocation.batches) == len(allocation.engine) == config.num_batches
@@ -108,12 +113,18 @@ def test_a_configuration_that_is_accepted_allocates_what_was_planned(
     pools = [int(np.prod(manager.host_history(g).shape)) for g in range(manager.num_groups)]
     page = os.sysconf("SC_PAGESIZE")
     assert sum(pools) == sizing.host.history_bytes
-    assert manager.storage.get_num_bytes(1) == sum(-(-size // page) * page for size in pools)
+    history = sum(-(-size // page) * page for size in pools)
+    assert manager.storage.get_num_bytes(1) == history + sizing.host.cold
+    assert manager.storage.get_num_bytes(0) == sizing.device.pool_bytes
+    assert manager.memory_use() == kvcm.planned_memory(sizing.manager)
+    assert allocation.storage is manager.storage
     requests = [
         manager.create_kv_cache(need=sizing.device.workload.max_units)
         for _ in range(sizing.device.batch)
     ]
     assert all(request.resume() for request in requests)  # a lease for each of max_batch_size
+    longest = config.kv_cache_config.max_seq_len
+    assert manager.storage.clamp_max_seq_len_for_mem(1, longest) == longest
 
 
 @settings(max_examples=150, deadline=None)
@@ -127,7 +138,14 @@ def test_a_configuration_is_accepted_or_refused_by_field(worker: tuple[Any, Any,
         return
     assert sizing.device.total_bytes <= where.device_budget
     assert sizing.host is not None
-    assert sizing.host.total_bytes <= where.host.per_rank
+    assert sizing.host.pinned_bytes <= where.host.per_rank
+
+
+def test_pools_hold_the_longest_request_however_short_the_usual_one_is() -> None:
+    longest = 1_000_000
+    config = worker_config(2, longest, algorithm="deepseek_v4", avg_seq_len=1)
+    allocation = allocate(size_worker(config, tiny_v4(), machine(128 * MIB)))
+    assert allocation.storage.clamp_max_seq_len_for_mem(1, longest) == longest
 
 
 def test_a_resident_worker_allocates_pools_and_tables_alone() -> None:
@@ -138,13 +156,23 @@ def test_a_resident_worker_allocates_pools_and_tables_alone() -> None:
     assert measure(allocate(sizing)) == planned(sizing)
 
 
+def test_a_resident_worker_s_host_cache_is_pools_too() -> None:
+    fields = worker_config(host_cache_size=5 * MIB).model_dump(exclude={"sparse_attention_config"})
+    config = WorkerConfig.model_validate(fields | {"sparse_attention_config": {"algorithm": "dsa"}})
+    sizing = size_worker(config, tiny_dsa(), machine())
+    assert measure(allocate(sizing)) == planned(sizing)
+    assert planned(sizing)["host cache"] == 6 * MIB
+    with pytest.raises(kvcm.InvalidArgument, match="host_cache_size must be <= 6291455 B"):
+        size_worker(config, tiny_dsa(), machine(host=available(6 * MIB - 1)))
+
+
 def test_a_host_cache_leaves_less_for_history_and_over_the_limit_is_refused() -> None:
-    memory = HostMemory({"MemAvailable": 128 * MIB})
+    memory = available(128 * MIB)
     with_cache = worker_config(1 << 10, 5000, host_cache_size=32 * MIB)
     sizing = size_worker(with_cache, tiny_dsa(), machine(GIB, memory))
     assert sizing.host is not None
-    assert sizing.device.host_cache_bytes == 32 * MIB
-    assert sizing.host.total_bytes <= (128 - 32) * MIB // 2
+    assert 31 * MIB < sizing.host.cold <= 32 * MIB
+    assert sizing.host.total_bytes <= (128 * MIB - sizing.host.cold) // 2
     with pytest.raises(kvcm.InvalidArgument, match="host_cache_size must be <= 134217728 B"):
         size_worker(
             worker_config(3, 5000, host_cache_size=160 * MIB), tiny_dsa(), machine(GIB, memory)
@@ -193,7 +221,7 @@ def test_whatever_fails_in_sizing_is_told_to_the_other_ranks(
 
 
 def test_an_integrated_gpu_s_budget_is_not_counted_twice() -> None:
-    memory = HostMemory({"MemAvailable": 128 * MIB})
+    memory = available(128 * MIB)
     for budget, fits in ((64 * MIB, True), (120 * MIB, False)):
         where = Machine(budget, host=memory, shares_host_memory=True)
         if fits:
@@ -235,7 +263,28 @@ def test_a_budget_of_the_configuration_lowers_the_machine_s() -> None:
     assert 20_000_000 < sizing.device.total_bytes <= 24_000_000
 
 
-@pytest.mark.parametrize("budget", [-1, (1 << 60) + 1, 1e9, float("nan"), "1GB"])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"link_gb_s": 0}, "link_gb_s must be > 0 and finite, got 0"),
+        ({"link_gb_s": float("nan")}, "link_gb_s must be .*, got nan"),
+        ({"link_gb_s": -5}, "link_gb_s must be .*, got -5"),
+        ({"link_gb_s": "50"}, "link_gb_s must be .*, got '50'"),
+        ({"link_gb_s": True}, "link_gb_s must be .*, got True"),
+        ({"compute_capability": 9.0}, "compute_capability must be two integers .*, got 9.0"),
+        ({"compute_capability": (9,)}, "compute_capability must be two integers"),
+        ({"compute_capability": (9, "0")}, "compute_capability must be two integers"),
+        ({"device": 0}, "device must be a str, got 0"),
+        ({"host": 1}, "host must be a .*HostMemory.*, got 1"),
+        ({"shares_host_memory": 1}, "shares_host_memory must be a bool, got 1"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused_by_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=rf"\[Machine\] {message}"):
+        Machine(GIB, **fields)
+
+
+@pytest.mark.parametrize("budget", [-1, (1 << 60) + 1, 1e9, float("nan"), "1GB", True])
 def test_a_budget_that_is_no_number_of_bytes_is_refused(budget: Any) -> None:
     with pytest.raises(kvcm.InvalidArgument, match=r"\[Machine\] device_budget must be an integer"):
         Machine(budget)
@@ -243,14 +292,14 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(budget: Any) -> None:
 
 def test_more_requests_than_slots_have_numbers_are_refused_by_their_field() -> None:
     big = tiny_dsa(top_k=2048)
-    plenty = HostMemory({"MemAvailable": 1 << 60})
+    plenty = available(1 << 60)
     with pytest.raises(kvcm.InvalidArgument, match=r"max_batch_size must be .*, got 1048576"):
         size_worker(worker_config(1 << 20, 32_928), big, machine(1 << 50, plenty))
 
 
 def test_history_is_no_larger_than_its_pages_have_numbers() -> None:
     config = worker_config(3, 1000, {"host_history_size": 1 << 50})
-    sizing = size_worker(config, tiny_dsa(), machine(host=HostMemory({"MemAvailable": 1 << 60})))
+    sizing = size_worker(config, tiny_dsa(), machine(host=available(1 << 60)))
     assert sizing.host is not None
     assert sizing.host.pages == (1 << 31) - 1
 
@@ -264,23 +313,24 @@ def test_an_allocation_that_fails_half_way_leaves_nothing(monkeypatch: pytest.Mo
     module = sys.modules["sparse_kvcm.sizing.allocate"]
     freed: list[bool] = []
 
-    class Pools:
+    class Manager:
+        storage = None
+
         def __init__(self, config: object) -> None:
             weakref.finalize(self, freed.append, True)
 
-    def fail(config: object) -> None:
-        raise MemoryError("no arena")
+        def create_batch(self, max_rows: int, max_units: int) -> None:
+            raise MemoryError("no batch")
 
-    monkeypatch.setattr(module, "Storage", Pools)
-    monkeypatch.setattr(module, "KvCacheManager", fail)
-    with pytest.raises(MemoryError, match="no arena"):
+    monkeypatch.setattr(module, "KvCacheManager", Manager)
+    with pytest.raises(MemoryError, match="no batch"):
         allocate(size_worker(worker_config(), tiny_dsa(), machine()))
     gc.collect()
     assert freed == [True]
 
 
 def test_host_history_is_capped_by_what_is_automatic() -> None:
-    memory = HostMemory({"MemAvailable": GIB})  # of the machine; the configuration's ranks share it
+    memory = available(GIB)  # of the machine; the configuration's ranks share it
     config = worker_config(1 << 16, 5000).model_copy(update={"local_ranks": 2})
     sizing = size_worker(config, tiny_dsa(), machine(40 * GIB, memory))
     assert sizing.host is not None

@@ -58,7 +58,7 @@ def test_storage_is_made_and_shrunk_without_the_gil() -> None:
         storage.resize(HOST, 512 * MIB)
 
     assert any(runs_meanwhile(shrink_and_grow) for _ in range(100))
-    assert not runs_meanwhile(lambda: storage.get_quota(HOST))
+    assert not runs_meanwhile(lambda: storage.config)
 
 
 def test_progress_ascends_to_the_end_and_what_it_raises_ends_the_work() -> None:

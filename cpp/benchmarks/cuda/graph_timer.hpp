@@ -32,8 +32,8 @@ class BenchStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Median seconds of a replay of what `work` puts on `stream`. `before` runs ahead of each replay and
-// is not timed; it puts state back.
+// Median seconds of a replay of what `work` puts on `stream`. `before` runs ahead of each replay
+// and is not timed; it puts state back.
 inline double median_replay_seconds(const BenchStream& stream, const std::function<void()>& work,
                                     const std::function<void()>& before, int replays = 15) {
   cudaGraph_t graph = nullptr;

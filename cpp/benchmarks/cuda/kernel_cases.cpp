@@ -1,7 +1,7 @@
 // resolve, fetch, the two together, and flush, at the shapes of GLM-5.2 and DeepSeek-V4 on one GPU.
 //
-// Replayed CUDA graphs. resolve cycles through the state of all groups, so its caches are as cold as
-// in a model; fetch reads a history far larger than what address translation covers.
+// Replayed CUDA graphs. resolve cycles through the state of all groups, so its caches are as cold
+// as in a model; fetch reads a history far larger than what address translation covers.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>

@@ -1,8 +1,8 @@
 // Selection traces: which units a request selects from step to step.
 //
-// drift: a unit's score is a static part, a part that drifts (AR(1)), and fresh noise; the selection
-// is the top k. The preset `glm51` has the locality published for GLM-5.1 on LongBench-v2: LRU misses
-// of 30 / 13.4 / 6.7 % with caches of 1, 2 and 4 k units.
+// drift: a unit's score is a static part, a part that drifts (AR(1)), and fresh noise; the
+// selection is the top k. The preset `glm51` has the locality published for GLM-5.1 on
+// LongBench-v2: LRU misses of 30 / 13.4 / 6.7 % with caches of 1, 2 and 4 k units.
 // renewal: each step replaces a fixed number of units by uniform ones. No locality beyond that.
 #pragma once
 

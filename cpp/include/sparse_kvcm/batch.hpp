@@ -14,19 +14,19 @@
 //
 // Device memory that launches read, besides row_states:
 //
-//   page tables  int32 [num_layer_groups, max_rows, max_pages]   slots, or host page ids of the sparse
-//                                                                group; -1 = none, and behind the end
-//   page counts  int32 [num_layer_groups, max_rows]              entries of each table, 0 if nobody
-//                                                                sits there
+//   page tables  int32 [num_layer_groups, max_rows, max_pages]
+//                slots, or host page ids of the sparse group; -1 = none, and behind the end
+//   page counts  int32 [num_layer_groups, max_rows]
+//                entries of each table, 0 if nobody sits there
 //
-// In a resident manager (config.hpp) no table is sparse, row states name no lease, and nothing is resolved
-// or fetched: a step is publish, wait_ready and record_read or abort_step.
+// In a resident manager (config.hpp) no table is sparse, row states name no lease, and nothing is
+// resolved or fetched: a step is publish, wait_ready and record_read or abort_step.
 //
 // What goes up at a publish is proportional to the entries that changed since the last one, also in
 // rows that sit there for long: a window that moves on by a page is two entries.
 //
-// Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one at a
-// time on a Batch and the requests in it. It does not own its requests.
+// Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one at
+// a time on a Batch and the requests in it. It does not own its requests.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +53,8 @@ struct BatchOptions {
 
 struct BatchMemoryUse {
   std::int64_t device_bytes = 0;  // seats, page table, error words, resolve's outputs of all groups
-  // Pinned host memory: uploads of every row and reports of errors, of two steps in flight. Taken as
-  // steps need it, so this is not measured.
+  // Pinned host memory: uploads of every row and reports of errors, of two steps in flight. Taken
+  // as steps need it, so this is not measured.
   std::int64_t staging_bytes = 0;
   friend bool operator==(const BatchMemoryUse&, const BatchMemoryUse&) = default;
 };
@@ -69,8 +69,8 @@ struct RowLength {
   std::int32_t length = 0;  // in units
 };
 
-// The same in tokens, for managers with dense layers: the tokens that there are, with those that the next
-// step writes.
+// The same in tokens, for managers with dense layers: the tokens that there are, with those that
+// the next step writes.
 struct RowTokens {
   std::int32_t row = 0;
   std::int32_t capacity = 0;
@@ -126,7 +126,8 @@ class Batch {
   // Batch or is in its open step, or no row is free; InvalidArgument if its need exceeds max_units.
   std::int32_t add(KvCache& cache);
   // The same in a given row. Throws InvalidArgument also for a row outside [0, max_rows), every
-  // negative one included, or an occupied one; InvalidState if it sits in another row of this Batch.
+  // negative one included, or an occupied one; InvalidState if it sits in another row of this
+  // Batch.
   std::int32_t add(KvCache& cache, std::int32_t row);
   // Takes the request out of its row; it keeps lease and pending growth. During an open step the
   // step still commits or returns its growth. Throws InvalidState if it does not sit here.
@@ -144,10 +145,10 @@ class Batch {
   // Also InvalidState if the manager has dense layers, whose pages come in stream order.
   std::vector<ResizeResult> resize(std::span<const RowLength> lengths);
   // The same in tokens: the row has pages for `capacity` tokens in every dense layer group, its
-  // length is capacity / tokens_per_unit. Pages that windows have left go back, for reuse behind the
-  // work that `stream` has now.
-  // Throws as resize: for a capacity below history_length(); what the device throws, and then rows named
-  // before the one at fault have what they wanted, the others do not.
+  // length is capacity / tokens_per_unit. Pages that windows have left go back, for reuse behind
+  // the work that `stream` has now.
+  // Throws as resize: for a capacity below history_length(); what the device throws, and then rows
+  // named before the one at fault have what they wanted, the others do not.
   std::vector<ResizeResult> resize_tokens(std::span<const RowTokens> capacities, Stream stream);
 
   // Flushes the committed units of seated rows as far as host pages can be had, raises their
@@ -165,13 +166,13 @@ class Batch {
   // int32 [b, k], row stride `selection_stride`, are device memory, b <= max_rows and
   // k <= the group's top_k. Default outputs are the Batch's own; null members of `outputs` fall
   // back to them.
-  // Throws InvalidArgument for a bad group, b, k or selection_stride. Launches while no step is open
-  // are allowed: the rows then report kErrorStale.
+  // Throws InvalidArgument for a bad group, b, k or selection_stride. Launches while no step is
+  // open are allowed: the rows then report kErrorStale.
   void resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b,
                const std::int32_t* selection, std::int32_t k, std::int64_t selection_stride,
                const ResolveOutputs& outputs, Stream stream);
-  // Fetches the misses of the group's last resolve, from the same rows, k and outputs. While no step
-  // is open the rows report kErrorStale and nothing is copied.
+  // Fetches the misses of the group's last resolve, from the same rows, k and outputs. While no
+  // step is open the rows report kErrorStale and nothing is copied.
   void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
              const ResolveOutputs& outputs, Stream stream);
   [[nodiscard]] ResolveOutputs outputs(std::int32_t group) const;
@@ -179,7 +180,8 @@ class Batch {
   // Closes the step: commits the growth of `rows` (host array) in stream order after their reads;
   // rows of the step that it does not name get their lengths back. `rows` must have been resolved,
   // fetched and written in every group; a row that was resolved and then left out keeps entries of
-  // units that never came, so abort the step instead. Rows whose request has been closed meanwhile are skipped.
+  // units that never came, so abort the step instead. Rows whose request has been closed meanwhile
+  // are skipped.
   // Not capturable. Throws InvalidState without an open step or during capture; InvalidArgument for
   // a row that was not seated at publish or is named twice.
   void record_read(std::span<const std::int32_t> rows, Stream stream);
@@ -200,8 +202,8 @@ class Batch {
   [[nodiscard]] bool step_open() const;
   [[nodiscard]] std::vector<std::int32_t> dirty_rows() const;  // ascending
   [[nodiscard]] const RowState* row_states_address() const;    // device [max_rows]
-  // Rows of which the last publish wrote page tables or counts, ascending: who keeps tables of its own
-  // made from these has to look at no others.
+  // Rows of which the last publish wrote page tables or counts, ascending: who keeps tables of its
+  // own made from these has to look at no others.
   [[nodiscard]] std::vector<std::int32_t> table_rows() const;
   // Of host history, device [max_rows, max_pages]. Throws InvalidState in a resident manager.
   [[nodiscard]] const std::int32_t* page_table_address() const;

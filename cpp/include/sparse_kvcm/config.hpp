@@ -1,8 +1,8 @@
 // Configuration of a KvCacheManager: what is stored, and how much memory it gets.
 //
-// A manager without groups is *resident*: all its layers are dense, and stay on the GPU. It has no arena,
-// no leases and no host history; units, needs and lengths follow the tokens. Then `groups` is empty and
-// cached_slots, window_slots, arena_pages, host_pages and max_leases are 0.
+// A manager without groups is *resident*: all its layers are dense, and stay on the GPU. It has no
+// arena, no leases and no host history; units, needs and lengths follow the tokens. Then `groups`
+// is empty and cached_slots, window_slots, arena_pages, host_pages and max_leases are 0.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct KvCacheManagerConfig {
   std::int64_t host_pages = 0;   // host history pages per selection group, in [1, 2^31 - 1]
   std::int32_t max_leases = 0;   // most leases at a time, in [1, 2^31 - 1]
 
-  // Layers whose pages stay on the GPU: indexer keys, windows, compressor states. None of them sparse,
-  // ids apart from those of groups. At least one in a resident manager. Empty for a manager of sparse
-  // layers alone, which needs nothing of what follows.
+  // Layers whose pages stay on the GPU: indexer keys, windows, compressor states. None of them
+  // sparse, ids apart from those of groups. At least one in a resident manager. Empty for a manager
+  // of sparse layers alone, which needs nothing of what follows.
   std::vector<LayerConfig> dense_layers;
   std::int64_t gpu_quota = 0;   // bytes of their pools, > 0 with dense_layers; raised to the floors
   std::int64_t cold_quota = 0;  // pinned host bytes for their pages while suspended; likewise
@@ -56,19 +56,18 @@ struct KvCacheManagerOptions {
 
 // Options of one request.
 struct KvCacheOptions {
-  std::int32_t need = 0;  // most units it will ever have, in [1, kMaxUnits]
-  std::int32_t cached_slots =
-      -1;  // N of its leases, a multiple of a page; -1 = the manager's, and the
-           // only value for a resident one
+  std::int32_t need = 0;           // most units it will ever have, in [1, kMaxUnits], and at most
+                                   // 2^31 - 1 tokens
+  std::int32_t cached_slots = -1;  // N of its leases, a multiple of a page; -1 = the manager's, and
+                                   // the only value in a resident one
 };
 
 // Throws InvalidArgument, naming the first field that is wrong, its limits and its value.
 void check(const KvCacheManagerConfig& config);
 
-// The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", or one
-// per role of its group, then the
-// dense layers, and a host tier for exactly `host_pages` pages of history beside the cold pools. A resident
-// manager has a host tier only with a cold_quota.
+// The storage that such a manager has: each member layer a sparse layer with one buffer "KEY", or
+// one per role of its group, then the dense layers, and a host tier for exactly `host_pages` pages
+// of history beside the cold pools. A resident manager has a host tier only with a cold_quota.
 // Throws InvalidArgument as check() does.
 [[nodiscard]] StorageConfig storage_config(const KvCacheManagerConfig& config);
 

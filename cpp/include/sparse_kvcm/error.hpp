@@ -4,6 +4,7 @@
 // After any of them the object that threw is as it was before the call.
 #pragma once
 
+#include <cstdint>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -30,7 +31,7 @@ class OutOfPages : public std::runtime_error {
 
 // Host memory that cannot be had: what() names the limit that stands in the way (memory of the
 // machine, a control group, memlock, address space), its value, the size wanted and what to do.
-// Python: MemoryError.
+// Python: HostMemoryError, a MemoryError.
 class HostMemoryError : public std::bad_alloc {
  public:
   explicit HostMemoryError(const std::string& what) : text_(what) {}
@@ -40,8 +41,27 @@ class HostMemoryError : public std::bad_alloc {
   std::runtime_error text_;  // a string whose copies do not throw
 };
 
-// A device failed, and what was begun could not be fenced either: pages may change behind the manager's
-// back, so it refuses all further work and says why. Close what there is and make a new one.
+// Device memory that cannot be had: what() names what it was for, the size wanted, what is free,
+// and what to do. Python: DeviceMemoryError, a MemoryError.
+class DeviceMemoryError : public std::bad_alloc {
+ public:
+  struct Bytes {  // 0 = not known
+    std::uint64_t wanted = 0;
+    std::uint64_t free = 0;   // on the device, when it was asked
+    std::uint64_t total = 0;  // that the device has
+  };
+  DeviceMemoryError(const std::string& what, const Bytes& bytes) : text_(what), bytes_(bytes) {}
+  [[nodiscard]] const char* what() const noexcept override { return text_.what(); }
+  [[nodiscard]] const Bytes& bytes() const { return bytes_; }
+
+ private:
+  std::runtime_error text_;
+  Bytes bytes_;
+};
+
+// A device failed, and what was begun could not be fenced either: pages may change behind the
+// manager's back, so it refuses all further work and says why. Close what there is and make a new
+// one.
 class CorruptedError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -6,21 +6,22 @@
 // of the lease. Units in [committed_length, length) are pending growth: they become real when
 // Batch::record_read commits the step that wrote them, and go when the step is aborted.
 //
-// Dense layers count tokens: history_length() of them are computed, and there are pages for capacity().
+// Dense layers count tokens: history_length() of them are computed, and there are pages for
+// capacity().
 // A unit is tokens_per_unit tokens, so that
 //
 //   committed_length == history_length / tokens_per_unit, rounded down           (while seated)
 //
-// while not seated the dense layers may be ahead: a prefill writes their pages and import_history brings
-// its units.
+// while not seated the dense layers may be ahead: a prefill writes their pages and import_history
+// brings its units.
 //
-// In a resident manager (config.hpp) there is no lease: watermark and window_begin follow the committed
-// length, and resize alone brings computed tokens in.
+// In a resident manager (config.hpp) there is no lease: watermark and window_begin follow the
+// committed length, and resize alone brings computed tokens in.
 //
 // States: SUSPENDED (initial, no lease) -> resume -> ACTIVE -> suspend -> SUSPENDED ... -> CLOSED.
 //
-// Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one thread
-// at a time on a KvCache. No call of it can be captured in a CUDA graph: one whose
+// Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one
+// thread at a time on a KvCache. No call of it can be captured in a CUDA graph: one whose
 // stream is being captured throws InvalidState. Memory of the history and the lease belongs to the
 // manager; it goes back at close, or when the open step that still reads it ends.
 #pragma once
@@ -66,30 +67,32 @@ class KvCache {
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
-  // Takes an empty lease; a lease that is all window is loaded from host history, suspended pages of
-  // dense layers come back to the GPU.
-  // Returns false, and changes nothing, if the arena has no room or all lease ids are out, or if with
-  // it a pool group on the GPU would be used beyond max_util_for_resume.
+  // Takes an empty lease; a lease that is all window is loaded from host history, suspended pages
+  // of dense layers come back to the GPU.
+  // Returns false, and changes nothing, if the arena has no room or all lease ids are out, or if
+  // with it a pool group on the GPU would be used beyond max_util_for_resume.
   // No-op (true) if ACTIVE. Throws InvalidState if CLOSED.
   // Work is ordered on `stream` after all earlier work of the manager.
   [[nodiscard]] bool resume(Stream stream);
 
-  // Drops pending growth, flushes the window, moves the pages of dense layers that the computed tokens
-  // leave readable to host pages, leaves its Batch and returns the lease.
+  // Drops pending growth, flushes the window, moves the pages of dense layers that the computed
+  // tokens leave readable to host pages, leaves its Batch and returns the lease.
   // No-op if SUSPENDED. Throws InvalidState if CLOSED or in an open step; OutOfPages if host
   // history lacks pages for the window's units, or the cold pools (a resident manager without a
-  // cold_quota has none) for the others: the request then
-  // stays ACTIVE and as it was, since everything on the host is reserved before anything is given up.
+  // cold_quota has none) for the others: the request then stays ACTIVE and as it was, since
+  // everything on the host is reserved before anything is given up.
   void suspend(Stream stream);
 
   // `history_length` tokens are computed, what comes next writes [history_length, capacity).
-  // Not seated, a prefill: takes and gives up pages of dense layers alone, and drops pending growth. In
-  // a resident manager the units of history_length are then committed.
+  // Not seated, a prefill: takes and gives up pages of dense layers alone, and drops pending
+  // growth. In a resident manager the units of history_length are then committed.
   // Seated: as Batch::resize_tokens for its row, and marks it dirty.
   // False, and nothing changed, if a pool group or host history has too few pages.
-  // Throws InvalidState unless ACTIVE, or in an open step; InvalidArgument unless history_length() <=
-  // history_length <= capacity <= need * tokens_per_unit, if history_length holds fewer units than
-  // are committed (another number, if seated), or for growth past max_new_units while seated.
+  // Throws InvalidState unless ACTIVE, or in an open step; InvalidArgument unless history_length()
+  // <= history_length <= capacity <= need * tokens_per_unit, if history_length holds fewer units
+  // than are committed (another number, if seated), for growth past max_new_units while seated, or
+  // for computed tokens whose pages the step at hand has in scratch (swa_scratch_reuse); naming the
+  // present history_length plans that step anew.
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
 
   // Appends `num_units` units to host history: a prompt, or a received transfer. `layers` has one
@@ -116,12 +119,13 @@ class KvCache {
   [[nodiscard]] std::optional<std::int32_t> row() const;  // while seated
   [[nodiscard]] std::int32_t capacity() const;            // tokens
   [[nodiscard]] std::int32_t history_length() const;      // tokens
-  // The page table of a layer group: slots on the GPU, or host page ids of the sparse one; -1 = none.
+  // The page table of a layer group: slots on the GPU, or host page ids of the sparse one; -1 =
+  // none.
   // Throws InvalidArgument for a group outside [0, num_layer_groups), as all below.
   [[nodiscard]] std::vector<std::int32_t> get_base_page_indices(std::int32_t layer_group) const;
-  // Keeps `buffer`, in host memory, equal to the table, -1 behind it, until it is replaced (by an empty
-  // one to stop) or the request closed; `owner` lives as long. Throws InvalidArgument if it is shorter than
-  // the table can get: need / units per page, rounded up.
+  // Keeps `buffer`, in host memory, equal to the table, -1 behind it, until it is replaced (by an
+  // empty one to stop) or the request closed; `owner` lives as long. Throws InvalidArgument if it
+  // is shorter than the table can get: need / units per page, rounded up.
   void set_base_page_index_buf(std::int32_t layer_group, std::span<std::int32_t> buffer,
                                std::shared_ptr<const void> owner);
   // Pages of this request since the last call. [num_layer_groups]
@@ -130,7 +134,8 @@ class KvCache {
   [[nodiscard]] std::vector<std::int32_t> host_pages() const;
 
   // The lease's entries in one selection group, decoded, slot by slot. For tests and debugging:
-  // waits for all closed steps (launches of an open one are not waited for). Throws InvalidState unless ACTIVE, InvalidArgument for a bad group.
+  // waits for all closed steps (launches of an open one are not waited for). Throws InvalidState
+  // unless ACTIVE, InvalidArgument for a bad group.
   [[nodiscard]] std::vector<DecodedEntry> decode_entries(std::int32_t group) const;
 
   [[nodiscard]] const std::shared_ptr<Request>& request() const { return request_; }

@@ -27,11 +27,14 @@ class ManagerState;  // src/manager
 struct MemoryUse {
   std::int64_t arena_bytes = 0;     // device: leases of all member layers, trash page included
   std::int64_t metadata_bytes = 0;  // device: entries and clocks of all groups
+  std::int64_t dense_bytes = 0;     // device: pools of dense layers
   std::int64_t host_bytes = 0;      // pinned host history
+  std::int64_t cold_bytes = 0;      // pinned host memory for dense pages of suspended requests
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
-// What a manager of `config` will hold: what its memory_use() says once it is made. Takes no memory.
+// What a manager of `config` will hold: what its memory_use() says once it is made. Takes no
+// memory.
 // Throws InvalidArgument for a bad config.
 [[nodiscard]] MemoryUse planned_memory(const KvCacheManagerConfig& config);
 
@@ -66,7 +69,7 @@ class KvCacheManager {
  public:
   // Host history is touched and pinned here, at some 10 GB/s; options.progress tells how far it is.
   // Throws InvalidArgument for a bad config, NotAvailable for a device that is not there,
-  // HostMemoryError if host memory lacks, std::bad_alloc if device memory does, and what
+  // HostMemoryError if host memory lacks, DeviceMemoryError if device memory does, and what
   // options.progress throws. Nothing stays behind.
   explicit KvCacheManager(const KvCacheManagerConfig& config,
                           const KvCacheManagerOptions& options = {});
@@ -77,9 +80,9 @@ class KvCacheManager {
   KvCacheManager& operator=(const KvCacheManager&) = delete;
 
   // A SUSPENDED request without history. Takes no memory yet.
-  // Throws InvalidArgument for a need outside [1, kMaxUnits], cached_slots that are not a multiple
-  // of a page or below the largest top_k (unless the lease is all window), or a lease larger than
-  // the arena.
+  // Throws InvalidArgument for a need outside [1, kMaxUnits] or of more than 2^31 - 1 tokens,
+  // cached_slots that are not a multiple of a page or below the largest top_k (unless the lease is
+  // all window), or a lease larger than the arena.
   [[nodiscard]] std::shared_ptr<KvCache> create_kv_cache(const KvCacheOptions& options);
   // Throws InvalidArgument for bad options.
   [[nodiscard]] std::shared_ptr<Batch> create_batch(const BatchOptions& options);
@@ -90,8 +93,8 @@ class KvCacheManager {
   [[nodiscard]] const std::vector<std::int32_t>& layers() const;
   // The group of a layer. Throws InvalidArgument for an unknown layer.
   [[nodiscard]] std::int32_t group_of(std::int32_t layer) const;
-  // First slot of the trash page, which is never leased and may be written freely; a resident manager
-  // has none, and says 0.
+  // First slot of the trash page, which is never leased and may be written freely; a resident
+  // manager has none, and says 0.
   [[nodiscard]] std::int32_t trash_slot() const;
 
   // The arena of one member layer, [arena_pages + 1, page_bytes]; the last page is trash.
@@ -99,13 +102,14 @@ class KvCacheManager {
   // Host history of one group, [host_pages, units_per_page, host_unit_bytes].
   [[nodiscard]] MemoryView host_history(std::int32_t group) const;
 
-  // What did not go as wished at construction, a sentence each: host memory that is not on the GPU's
-  // NUMA node, an environment variable that is not understood. The manager works, maybe slower.
+  // What did not go as wished at construction, a sentence each: host memory that is not on the
+  // GPU's NUMA node, an environment variable that is not understood. The manager works, maybe
+  // slower.
   [[nodiscard]] std::vector<std::string> warnings() const;
 
-  // The storage of all layers, made from storage_config(config): to look at, and for the addresses and
-  // index converters of dense layers. It has the manager as its owner, so it cannot be resized and
-  // gives nobody else pages.
+  // The storage of all layers, made from storage_config(config): to look at, and for the addresses
+  // and index converters of dense layers. It has the manager as its owner, so it cannot be resized
+  // and gives nobody else pages.
   [[nodiscard]] std::shared_ptr<const Storage> storage() const;
 
   [[nodiscard]] MemoryUse memory_use() const;

@@ -1,13 +1,13 @@
-// Stateless operations on memory that the caller owns. The engine's steps run the same operations of
-// the same backends.
+// Stateless operations on memory that the caller owns. The engine's steps run the same operations
+// of the same backends.
 //
 // Every pointer is device memory of `device` unless its comment says "host array" (host memory that
 // is read before the call returns). Work is ordered on `stream`; the call returns before a GPU has
 // done it, so keep all memory alive until then. No function synchronises or allocates device
-// memory, and all but `move_units` and `reset_leases` may be captured in a CUDA graph. From Hopper on
-// resolve and fetch are programmatic dependent launches: they wait for all work before them on the
-// stream before they touch memory. A kernel behind them that is launched so may begin, up to its own
-// wait, while that work still runs.
+// memory, and all but `move_units` and `reset_leases` may be captured in a CUDA graph. From Hopper
+// on resolve and fetch are programmatic dependent launches: they wait for all work before them on
+// the stream before they touch memory. A kernel behind them that is launched so may begin, up to
+// its own wait, while that work still runs.
 //
 // Host-side arguments that are out of range throw InvalidArgument before anything is launched.
 // What only the device can see (an ordinal, a row) goes to error words: RowError and BatchError.
@@ -62,8 +62,8 @@ struct LaunchErrors {
 // So the result depends on the set of ordinals alone, and is the same on every device.
 //
 // Every output cell is written by every call, except misses past miss_counts[i].
-// REQUIRES: the entries of a lease hold distinct ordinals, as resolve leaves them. Otherwise what the
-// row gives is undefined, within its lease.
+// REQUIRES: the entries of a lease hold distinct ordinals, as resolve leaves them. Otherwise what
+// the row gives is undefined, within its lease.
 // A row's state is inconsistent if lease_id >= num_leases, its slots leave [0, num_slots), W < 1,
 // N > 65,535, k > N > 0, length > kMaxUnits, not 0 <= committed <= length,
 // not 0 <= watermark <= committed, not 0 <= window_begin <= committed, length - window_begin > W,
@@ -72,7 +72,8 @@ struct ResolveParams {
   LaunchRows launch;
   const std::int32_t* selection = nullptr;  // [b, k] ordinals; -1 = unused, anywhere
   std::int64_t selection_stride = 0;        // from row to row, in elements, >= k
-  // >= 1. A GPU takes as many as fit its shared memory, 4,096 at least; more is InvalidArgument.
+  // In [1, kMaxCachedSlots]. A GPU takes as many as fit its shared memory, 4,096 at least; more is
+  // InvalidArgument.
   std::int32_t k = 0;
   const StepState* step = nullptr;  // [1]
   Entry* entries = nullptr;         // [num_slots], in and out; only cached slots are used
@@ -132,9 +133,9 @@ struct FetchParams {
   std::int64_t max_pages = 0;
   GroupMemory memory;
   LaunchErrors errors;  // errors[i] is ORed
-  // [2] words of scratch: zero before, zero after, and of one launch at a time. A GPU shares the work
-  // out by them, and leaves misses out if they are not zero before. Without (nullptr) it copies the
-  // same, up to 1.4 times as slowly where misses lie far apart.
+  // [2] words of scratch: zero before, zero after, and of one launch at a time. A GPU shares the
+  // work out by them, and leaves misses out if they are not zero before. Without (nullptr) it
+  // copies the same, up to 1.4 times as slowly where misses lie far apart.
   std::uint32_t* cursor = nullptr;
 };
 

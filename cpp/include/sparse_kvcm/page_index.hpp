@@ -45,15 +45,15 @@ struct PageIndexConverter {
   std::int32_t scratch_pages_per_page = 1;
   PageIndexMode mode = PageIndexMode::kShared;
 
-  // The kernel pages of one page: writes [expansion] indices. Throws InvalidArgument unless base_index
-  // is -1 or gives indices of 32 bits.
+  // The kernel pages of one page: writes [expansion] indices. Throws InvalidArgument unless
+  // base_index is -1 or gives indices of 32 bits.
   void convert(std::int32_t base_index, std::int32_t* indices) const;
 
   // The kernel pages of a page table: base [n] to indices [n, expansion]. Where `scratch` says so
   // the page is looked up in it, whatever the base index says. Throws InvalidArgument if sizes do
   // not match, if scratch is not empty in mode SHARED (where a page lies depends on the layer), or
-  // if there are fewer scratch slots than scratch_slots(), or for an index as above; nothing is written
-  // then.
+  // if there are fewer scratch slots than scratch_slots(), or for an index as above; nothing is
+  // written then.
   void convert(std::span<const std::int32_t> base, const ScratchPages& scratch,
                std::span<std::int32_t> indices) const;
 

@@ -5,8 +5,8 @@
 // is not zeroed. Host pools are touched and pinned first, in the background unless told otherwise:
 // slots come into use as they are ready.
 //
-// Thread-compatible: one thread at a time, its RequestPages included. wait_usable alone may be called
-// by any thread, also beside a call of another one.
+// Thread-safe, its RequestPages included: one lock, which every call takes as a whole, but for
+// wait_usable, which holds up nobody. That of a KvCacheManager shares the manager's.
 #pragma once
 
 #include <cstdint>
@@ -83,7 +83,7 @@ struct StorageOptions {
 class Storage {
  public:
   // Throws InvalidArgument for a bad config or one whose page indices exceed 31 bits, NotAvailable
-  // for a device that is not there, HostMemoryError or std::bad_alloc if memory lacks, and what
+  // for a device that is not there, HostMemoryError or DeviceMemoryError if memory lacks, and what
   // options.progress throws; all of it or nothing.
   explicit Storage(const StorageConfig& config, const StorageOptions& options = {});
   // On a backend that was made elsewhere, for tests.
@@ -125,8 +125,9 @@ class Storage {
 
   // Pools of each pool group, [num_pool_groups][pools].
   [[nodiscard]] std::vector<std::vector<PoolDesc>> pool_group_descs() const;
-  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. Slots at or beyond num_usable must
-  // not be touched yet, those that a later shrink takes away not any more. Throws InvalidArgument for an unknown pool.
+  // Memory of one pool, [num_slots, slot_bytes] as in its PoolDesc. Slots at or beyond num_usable
+  // must not be touched yet, those that a later shrink takes away not any more. Throws
+  // InvalidArgument for an unknown pool.
   [[nodiscard]] MemoryView pool_memory(std::int32_t pool_group, std::int32_t pool) const;
 
   // A request without pages. Throws InvalidArgument for a negative length, InvalidState if the
@@ -137,7 +138,8 @@ class Storage {
 
   // Capacity. All throw InvalidArgument for an unknown level.
   //
-  // Every pool group with slots at `level`, in the order of the layout.
+  // Every pool group with slots at `level`, in the order of the layout. Looks at what has become
+  // free or been filled by now, which is why it takes the lock as changes do.
   [[nodiscard]] std::vector<PoolGroupStatistics> get_storage_statistics(std::int32_t level) const;
   // [num_layer_groups]; zeroes unless the config has enable_stats.
   [[nodiscard]] std::vector<LayerGroupStatistics> get_and_reset_statistics();
@@ -146,23 +148,26 @@ class Storage {
   [[nodiscard]] std::int64_t get_num_bytes(std::int32_t level) const;
   [[nodiscard]] std::int64_t get_quota(std::int32_t level) const;
   // Gives a tier another quota: raised to the least and to granules as at construction, and divided
-  // by the same ratio. Pool groups that grow do so at once, or nothing changes and std::bad_alloc
-  // is thrown. Those that shrink give up free slots at once and others as they come back; their memory
-  // goes back at trim() or the next resize, as does what a device that fails does not let go of.
+  // by the same ratio. Pool groups that grow do so at once, or nothing changes and
+  // DeviceMemoryError or HostMemoryError is thrown. Those that shrink give up free slots at once
+  // and others as they come back; their memory goes back at trim() or the next resize, as does what
+  // a device that fails does not let go of.
   // Waits for the device if memory is unmapped.
   // Throws InvalidArgument if quota < 1 or it becomes more than max_quota, HostMemoryError if the
-  // machine, a control group or memlock does not allow it, InvalidState if the storage has an owner.
+  // machine, a control group or memlock does not allow it, InvalidState if the storage has an
+  // owner.
   void resize(std::int32_t level, std::int64_t quota);
   // Unmaps what shrinking has drained. Waits for the device if there is something; throws
   // std::runtime_error, and changes nothing, if it fails.
   void trim();
   // Waits until the pools of a level are filled, as far as a resize meanwhile leaves them. Throws
-  // HostMemoryError if the machine ran out of memory on the way, or it could not be pinned; slots up
-  // to there stay in use.
+  // HostMemoryError if the machine ran out of memory on the way, or it could not be pinned; slots
+  // up to there stay in use.
   void wait_usable(std::int32_t level) const;
 
-  // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token, as
-  // StorageLayout::clamp_max_seq_len says, into the total slots, not the free ones. 0 if none does.
+  // The longest sequence, at most `upper`, that fits beside `batch_size` - 1 requests of one token,
+  // as StorageLayout::clamp_max_seq_len says, into the total slots, not the free ones. 0 if none
+  // does.
   // Throws InvalidArgument if batch_size < 1 or upper < 0.
   [[nodiscard]] std::int32_t clamp_max_seq_len_for_mem(std::int32_t batch_size,
                                                        std::int32_t upper) const;

@@ -59,8 +59,8 @@ struct SelectionGroupConfig {
   std::vector<std::int32_t> layers;  // member layers, >= 1; a layer is in one group only
   std::int32_t top_k = 0;    // K: widest selection, in [1, cached_slots]; on a GPU as ops.hpp says
   UnitLayout layout{{576}};  // of each member layer
-  // For a manager's storage (config.hpp): each region is a buffer of this role. Empty = one buffer of all
-  // regions, "KEY". A Storage goes by the buffers of its layers.
+  // For a manager's storage (config.hpp): each region is a buffer of this role. Empty = one buffer of
+  // all regions, "KEY". A Storage goes by the buffers of its layers.
   std::vector<std::string> roles = {};
 };
 
@@ -86,10 +86,12 @@ struct SwaScratchReuseConfig {
   friend bool operator==(const SwaScratchReuseConfig&, const SwaScratchReuseConfig&) = default;
 };
 
-// Called now and then while host memory is made ready, with the bytes done and all bytes: ascending,
-// the last call with bytes_done == bytes_total. On the thread that asked for the memory. What it
-// throws ends the work: all of the memory is given back, and the exception passes on.
+// Called now and then while host memory is made ready, with the bytes done and all bytes:
+// ascending, the last call with bytes_done == bytes_total. On the thread that asked for the memory.
+// What it throws ends the work: all of the memory is given back, and the exception passes on.
 using FillProgress = std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)>;
+
+inline constexpr double kLeastUtilForResume = 0.001;
 
 struct StorageConfig {
   Device device;                       // of tier kGpuMem
@@ -98,14 +100,15 @@ struct StorageConfig {
   std::vector<CacheTierConfig> cache_tiers;            // kGpuMem, then at most one kHostMem
   std::vector<LayerConfig> layers;                     // >= 1
   std::vector<SelectionGroupConfig> selection_groups;  // of the sparse layers, each in one
-  double max_util_for_resume = 0.97;                   // in (0, 1]
+  double max_util_for_resume = 0.97;                   // in [kLeastUtilForResume, 1]
   std::vector<BatchDesc> constraints;                  // batches that must fit, whatever the ratio
   std::optional<BatchDesc> typical_step;               // the batch that pool sizes are balanced for
-  // Requests that are suspended beside the typical step. The host tier is divided by bytes: history as
-  // much as the typical step has of it, cold pools what these requests have in pages on the GPU, and
-  // never more than that, so what is left over is history's too. In a tier that is too small for both,
-  // cold pools have room for the longest of these requests, if that is at most half of the tier. A
-  // tier without history is all theirs. Empty = one request, the longest that pools are balanced for.
+  // Requests that are suspended beside the typical step. The host tier is divided by bytes: history
+  // as much as the typical step has of it, cold pools what these requests have in pages on the GPU,
+  // and never more than that, so what is left over is history's too. In a tier that is too small
+  // for both, cold pools have room for the longest of these requests, if that is at most half of
+  // the tier. A tier without history is all theirs. Empty = one request, the longest that pools are
+  // balanced for.
   std::optional<BatchDesc> suspended;
   // One positive weight per pool group of StorageLayout::pool_groups() that is not a cold one, in
   // that order, sum 1 within 1e-6; on the GPU it comes before typical_step. Empty = none.

@@ -107,12 +107,12 @@ class StorageLayout {
   // The least slots of each pool group: one request that decodes, with its windows at their
   // widest, and every constraint, at a utilisation of max_util_for_resume at most; 1 in cold ones.
   [[nodiscard]] std::vector<std::int64_t> min_slots() const;
-  // The slots that suspended requests (StorageConfig::suspended) have in each cold pool group, >= 1; 0 in
-  // others.
+  // The slots that suspended requests (StorageConfig::suspended) have in each cold pool group, >=
+  // 1; 0 in others.
   [[nodiscard]] std::vector<std::int64_t> cold_slots() const;
-  // The share of its tier's bytes that each pool group is to have; sums to 1 per level. On the GPU from
-  // initial_pool_ratio, else typical_step, else constraints, else a request of 2,049 tokens with a
-  // history of 2,048; on the host from the last three, and cold_slots().
+  // The share of its tier's bytes that each pool group is to have; sums to 1 per level. On the GPU
+  // from initial_pool_ratio, else typical_step, else constraints, else a request of 2,049 tokens
+  // with a history of 2,048; on the host from the last three, and cold_slots().
   [[nodiscard]] std::vector<double> pool_ratio() const;
 
   // The unit in which a level's pools map memory: 2 MiB for a configured quota below 2 GiB, doubled
@@ -122,12 +122,12 @@ class StorageLayout {
   [[nodiscard]] std::int64_t get_num_bytes(std::int32_t pool_group, std::int64_t num_slots) const;
   // The least quota of a level, in bytes: min_slots() of its pool groups, >= 1 granule per pool.
   [[nodiscard]] std::int64_t min_quota(std::int32_t level) const;
-  // What `quota` becomes: whole granules, at least min_quota(). Throws InvalidArgument unless quota is
-  // in [1, 2^60], as slots_for_quota does.
+  // What `quota` becomes: whole granules, at least min_quota(). Throws InvalidArgument unless quota
+  // is in [1, 2^60], as slots_for_quota does.
   [[nodiscard]] std::int64_t effective_quota(std::int32_t level, std::int64_t quota) const;
   // Slots of each pool group of `level` under `quota` bytes, made effective first; 0 in those of
-  // other levels. Their bytes sum to at most that quota. Cold pool groups beside history stop at the
-  // granules of cold_slots() (StorageConfig::suspended).
+  // other levels. Their bytes sum to at most that quota. Cold pool groups beside history stop at
+  // the granules of cold_slots() (StorageConfig::suspended).
   [[nodiscard]] std::vector<std::int64_t> slots_for_quota(std::int32_t level,
                                                           std::int64_t quota) const;
 
@@ -146,8 +146,9 @@ class StorageLayout {
   void add_places();
   void check_level(const char* function, std::int32_t level) const;
   [[nodiscard]] std::int64_t count_slots_of(std::int32_t layer_group, const BatchDesc& batch) const;
-  [[nodiscard]] std::vector<std::int64_t> prefill_slots(std::int32_t layer_group,
-                                                        std::int32_t upper) const;
+  [[nodiscard]] std::int64_t prefill_step() const;
+  [[nodiscard]] std::int64_t most_slots(std::int32_t layer_group, std::int32_t length,
+                                        std::int64_t step) const;
   [[nodiscard]] std::vector<BatchDesc> typical_batches() const;
   [[nodiscard]] BatchDesc suspended() const;
   [[nodiscard]] std::vector<std::int64_t> cold_slots_of(const BatchDesc& suspended) const;

@@ -1,10 +1,12 @@
 // The vocabulary of sparse_kvcm: ids, limits, row state and error words.
 //
 //   unit       what a selection names; `ordinal` is its index in the request
-//   slot       one unit's place in the arena, counted over all leases: page * units_per_page + offset
+//   slot       one unit's place in the arena, counted over all leases:
+//              page * units_per_page + offset
 //   host unit  one unit's place in host history: page id * units_per_page + offset
 //   page       `units_per_page` consecutive units, in the arena or in host history
-//   lease      one request's slots: `cached_slots` (N) that resolve manages, then `window_slots` (W)
+//   lease      one request's slots: `cached_slots` (N) that resolve manages, then
+//              `window_slots` (W)
 //   row        a seat in a Batch
 //
 // "Block" is a CUDA thread block here and nothing else, except in `tokens_per_block`, the name
@@ -21,6 +23,16 @@ namespace sparse_kvcm {
 inline constexpr std::int32_t kMaxUnits = (1 << 24) - 1;
 // Most cached slots of one lease (N).
 inline constexpr std::int32_t kMaxCachedSlots = 65'535;
+// Most rows of a Batch.
+inline constexpr std::int32_t kMaxRows = 1 << 20;
+// Most tokens of a page.
+inline constexpr std::int32_t kMaxPageTokens = 65'536;
+// Most pages of host history, and most slots of an arena, its trash page included: they have
+// numbers of 31 bits.
+inline constexpr std::int32_t kMaxHostPages = 0x7FFFFFFF;
+inline constexpr std::int32_t kMaxArenaSlots = 0x7FFFFFFF;
+// Most bytes of a tier.
+inline constexpr std::int64_t kMaxTierBytes = std::int64_t{1} << 60;
 // Most pieces, member layers times regions, that one selection group may have.
 inline constexpr std::int32_t kMaxPieces = 64;
 

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/check.hpp"
+#include "core/device_memory.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -17,6 +18,15 @@ std::shared_ptr<Backend> make_backend(Device device) {
 }
 
 }  // namespace
+
+BufferPtr allocate_part(Backend& backend, std::size_t bytes, const char* function,
+                        std::string_view part) {
+  try {
+    return backend.allocate_device(bytes);
+  } catch (const DeviceMemoryError& error) {
+    fail_device_memory(function, part, error.bytes());
+  }
+}
 
 std::shared_ptr<Backend> backend_for(Device device) {
   if (device.index < 0) {

@@ -4,7 +4,8 @@
 //
 // Stateless towards the engine and thread-safe. REQUIRES, of all operations: parameters that
 // ops_check.hpp accepts, and at least one row, move or lease. What a backend still reports are
-// faults of the device, as std::runtime_error.
+// faults of the device, as std::runtime_error, and from resolve a selection that is wider than the
+// shared memory of this device allows, as InvalidArgument.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/memory_driver.hpp"
 #include "core/host_advice.hpp"
@@ -47,8 +49,8 @@ struct Upload {
   std::size_t bytes = 0;
 };
 
-// `count` words of 32 bits, from word `offset` of a buffer on: words `source`, `source` + 1, ... of what
-// comes with them, or each -1.
+// `count` words of 32 bits, from word `offset` of a buffer on: words `source`, `source` + 1, ... of
+// what comes with them, or each -1.
 struct PatchRun {
   static constexpr std::int32_t kMinusOne = -1;  // as `source`
   std::int64_t offset = 0;
@@ -88,22 +90,23 @@ class Backend {
   virtual ~Backend() = default;
   [[nodiscard]] virtual Device device() const = 0;
 
-  // Throws std::bad_alloc if there is not that much. bytes == 0 gives a buffer of 0 bytes.
+  // Throws DeviceMemoryError if there is not that much. bytes == 0 gives a buffer of 0 bytes.
   [[nodiscard]] virtual BufferPtr allocate_device(std::size_t bytes) = 0;
   // Host memory that kernels can read and write, of exactly this size. All of it is touched here.
   // Throws HostMemoryError, which names the limit, and what options.progress throws.
   [[nodiscard]] virtual BufferPtr allocate_pinned(std::size_t bytes,
                                                   const PinnedOptions& options = {}) = 0;
 
-  // What backs ranges that grow and shrink (mapped_range.hpp). Made anew by each call. `warn` hears,
-  // on any thread, what did not go as wished. Throws NotAvailable if the device has no such memory.
+  // What backs ranges that grow and shrink (mapped_range.hpp). Made anew by each call. `warn`
+  // hears, on any thread, what did not go as wished. Throws NotAvailable if the device has no such
+  // memory.
   [[nodiscard]] virtual std::shared_ptr<MemoryDriver> memory_driver(MemoryKind kind,
                                                                     const Warn& warn = {}) = 0;
 
   // Copies all of `uploads` in stream order. Sources may be reused when the call returns.
   virtual void upload(std::span<const Upload> uploads, Stream stream) = 0;
-  // Writes `runs` of 32-bit words into device memory, in stream order. Runs do not overlap. What they
-  // are made of may be reused when the call returns.
+  // Writes `runs` of 32-bit words into device memory, in stream order. Runs do not overlap. What
+  // they are made of may be reused when the call returns.
   virtual void patch(std::int32_t* destination, std::span<const PatchRun> runs,
                      std::span<const std::int32_t> words, Stream stream) = 0;
   // Copies pages between a pool and host memory, in stream order, across borders of registrations.
@@ -126,6 +129,10 @@ class Backend {
   virtual void convert(const ops::ConvertParams& params, Stream stream) = 0;
   virtual void reset_leases(const ops::ResetParams& params, Stream stream) = 0;
 };
+
+// As allocate_device, for `part` of what `function` makes: its DeviceMemoryError says so.
+[[nodiscard]] BufferPtr allocate_part(Backend& backend, std::size_t bytes, const char* function,
+                                      std::string_view part);
 
 // The backend of `device`, one per device and process, made at first use. Thread-safe.
 // Throws NotAvailable if this build or machine has no such device, InvalidArgument for a negative

@@ -1,11 +1,10 @@
 #include "backend/filler.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 
 #include "backend/mapped_range.hpp"
+#include "core/check.hpp"
 #include "core/host_touch.hpp"
 
 namespace sparse_kvcm {
@@ -44,52 +43,55 @@ void fill_ranges(std::span<MappedRange* const> ranges,
       });
 }
 
-Filler::Filler(std::size_t round_bytes) : round_bytes_(round_bytes), owner_(getpid()) {}
+Filler::Filler(std::size_t round_bytes) : round_bytes_(round_bytes) {}
 
 Filler::~Filler() {
-  if (!thread_.joinable()) return;
-  if (owner_ != getpid()) {  // a fork has no threads but the one that forked
-    thread_.detach();
-    return;
-  }
+  if (!shared_.is_here() || !shared_->thread.joinable()) return;
   {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stop = true;
   }
-  changed_.notify_all();
-  thread_.join();
+  shared_->changed.notify_all();
+  shared_->thread.join();
 }
 
 void Filler::add(MappedRange& range) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-    ranges_.push_back(&range);
-    paused_ = false;
+  if (!shared_.is_here()) {
+    fail_state("Storage", "memory is not filled in a fork of the process that made the storage");
   }
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->thread.joinable()) shared_->thread = std::thread([this] { run(); });
+    shared_->ranges.push_back(&range);
+    shared_->paused = false;
+  }
+  shared_->changed.notify_all();
 }
 
 void Filler::remove(MappedRange& range) noexcept {
-  std::unique_lock lock(mutex_);
-  std::erase(ranges_, &range);
-  changed_.wait(lock, [&] { return !busy_; });
-  std::erase(ranges_, &range);
+  if (!shared_.is_here()) return;
+  std::unique_lock lock(shared_->mutex);
+  std::erase(shared_->ranges, &range);
+  shared_->changed.wait(lock, [&] { return !shared_->busy; });
+  std::erase(shared_->ranges, &range);
 }
 
 void Filler::pause() noexcept {
-  const std::lock_guard lock(mutex_);
-  paused_ = true;
+  if (!shared_.is_here()) return;
+  const std::lock_guard lock(shared_->mutex);
+  shared_->paused = true;
 }
 
 // A fault of one range is a lack of memory, as a rule, so it ends the filling of all.
 void Filler::run() {
-  std::unique_lock lock(mutex_);
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
   while (true) {
-    changed_.wait(lock, [&] { return stop_ || (!paused_ && !ranges_.empty()); });
-    if (stop_) return;
-    const std::vector<MappedRange*> ranges = ranges_;
-    busy_ = true;
+    shared.changed.wait(lock,
+                        [&] { return shared.stop || (!shared.paused && !shared.ranges.empty()); });
+    if (shared.stop) return;
+    const std::vector<MappedRange*> ranges = shared.ranges;
+    shared.busy = true;
     lock.unlock();
     std::exception_ptr fault;
     try {
@@ -99,11 +101,11 @@ void Filler::run() {
       for (MappedRange* const range : ranges) range->fail(fault);
     }
     lock.lock();
-    busy_ = false;
-    std::erase_if(ranges_, [&](const MappedRange* range) {
+    shared.busy = false;
+    std::erase_if(shared.ranges, [&](const MappedRange* range) {
       return range->is_filled() || (fault && std::ranges::count(ranges, range) > 0);
     });
-    changed_.notify_all();
+    shared.changed.notify_all();
   }
 }
 

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/of_this_process.hpp"
+
 namespace sparse_kvcm {
 
 class MappedRange;
@@ -23,17 +25,18 @@ void fill_ranges(std::span<MappedRange* const> ranges,
 
 // Fills ranges behind the caller's back, round by round: in each, every range gets its share of
 // round_bytes, a chunk at least, so that pools of one pool group come into use together.
-// Thread-safe. The thread starts with the first range.
+// Thread-safe. The thread starts with the first range. A child of a fork does not have it: there
+// ranges only go.
 class Filler {
  public:
   static constexpr std::size_t kRoundBytes = std::size_t{1} << 30;  // some 100 ms
   explicit Filler(std::size_t round_bytes = kRoundBytes);
-  ~Filler();  // REQUIRES: no range is left
+  ~Filler();  // REQUIRES: no range is left, but in a child
   Filler(const Filler&) = delete;
   Filler& operator=(const Filler&) = delete;
 
-  // Throws std::system_error if there is no thread to be had. REQUIRES: the range is not in yet, and
-  // is removed before it goes.
+  // Throws std::system_error if there is no thread to be had, InvalidState in a child. REQUIRES:
+  // the range is not in yet, and is removed before it goes.
   void add(MappedRange& range);
   // Returns when the range is not being filled any more.
   void remove(MappedRange& range) noexcept;
@@ -43,15 +46,18 @@ class Filler {
  private:
   void run();
 
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<MappedRange*> ranges;
+    bool busy = false;  // a round runs
+    bool paused = false;
+    bool stop = false;
+    std::thread thread;
+  };
+
   std::size_t round_bytes_;
-  int owner_;  // the process that has the thread
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<MappedRange*> ranges_;
-  bool busy_ = false;  // a round runs
-  bool paused_ = false;
-  bool stop_ = false;
-  std::thread thread_;
+  OfThisProcess<Shared> shared_;
 };
 
 }  // namespace sparse_kvcm

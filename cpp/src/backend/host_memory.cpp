@@ -38,7 +38,7 @@ void FilledHostMemory::announce(std::byte* address, std::size_t bytes) {
 void FilledHostMemory::touch(std::byte* address, std::size_t bytes) {
   touch_pages_or_throw(kFunction, address, bytes);
 }
-void FilledHostMemory::open(std::byte* address, std::size_t bytes) {
+void FilledHostMemory::inspect(std::byte* address, std::size_t bytes) {
   advice_.verify(address, bytes);
 }
 

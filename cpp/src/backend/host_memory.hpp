@@ -22,8 +22,8 @@ class HostMemory : public MemoryDriver {
   void synchronize() override {}
 };
 
-// Memory that is advised, touched, and looked at afterwards; a backend may pin it then. `warn` hears,
-// on any thread, of what did not go as wished.
+// Memory that is advised, touched, and looked at afterwards; a backend may pin it then. `warn`
+// hears, on any thread, of what did not go as wished.
 class FilledHostMemory : public HostMemory {
  public:
   explicit FilledHostMemory(Warn warn, int numa_node = kAnyNode);
@@ -31,7 +31,7 @@ class FilledHostMemory : public HostMemory {
   [[nodiscard]] bool needs_fill() const override { return true; }
   void announce(std::byte* address, std::size_t bytes) override;
   void touch(std::byte* address, std::size_t bytes) override;
-  void open(std::byte* address, std::size_t bytes) override;
+  void inspect(std::byte* address, std::size_t bytes) override;
 
  private:
   HostAdvice advice_;

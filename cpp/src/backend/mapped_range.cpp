@@ -62,18 +62,34 @@ void MappedRange::shrink(std::size_t bytes, std::size_t used_bytes) noexcept {
   stop_filling();
   unmap_down_to(bytes);
   {
-    const std::lock_guard lock(mutex_);
+    const auto held = lock();
     used_ = std::max(std::min(used_bytes, bytes), usable_.load());
     if (!driver_->needs_fill()) usable_ = mapped_.load();
   }
-  progress_.notify_all();
+  notify();
+}
+
+std::unique_lock<std::mutex> MappedRange::lock() const {
+  return signal_.is_here() ? std::unique_lock(signal_->mutex) : std::unique_lock<std::mutex>();
+}
+
+void MappedRange::notify() const {
+  if (signal_.is_here()) signal_->progress.notify_all();
 }
 
 void MappedRange::wait_usable(std::size_t bytes) const {
-  std::unique_lock lock(mutex_);
   const auto missing = [&] { return usable_ < std::min(bytes, used_.load()); };
-  progress_.wait(lock, [&] { return !missing() || fault_; });
-  if (missing()) std::rethrow_exception(fault_);
+  if (!signal_.is_here()) {
+    if (!missing()) return;
+    fail_state("Storage.wait_usable", "memory is not filled in a fork of the process that made it");
+  }
+  auto held = lock();
+  bool there = false;  // asked once: what is there may go again meanwhile
+  signal_->progress.wait(held, [&] {
+    there = !missing();
+    return there || fault_;
+  });
+  if (!there) std::rethrow_exception(fault_);
 }
 
 void MappedRange::grow(std::size_t bytes) {
@@ -106,7 +122,7 @@ void MappedRange::start_filling() noexcept {
 void MappedRange::stop_filling() noexcept {
   if (filling_) filler_->remove(*this);
   filling_ = false;
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   fault_ = nullptr;
 }
 
@@ -128,27 +144,28 @@ MemoryPart MappedRange::next_part(std::size_t least_bytes) {
 
 void MappedRange::open(std::size_t bytes, const std::function<void(std::size_t)>& opened) {
   const std::size_t last = usable_ + bytes;
+  if (bytes > 0) driver_->inspect(address_ + usable_, bytes);
   while (usable_ < last) {
     const std::size_t begin = usable_;
     const std::size_t end = std::min(last, chunk_end(begin));
     opened_.reserve(opened_.size() + 1);
     driver_->open(address_ + begin, end - begin);
     {
-      const std::lock_guard lock(mutex_);
+      const auto held = lock();
       opened_.push_back(begin);
       usable_ = end;
     }
-    progress_.notify_all();
+    notify();
     opened(end - begin);
   }
 }
 
 void MappedRange::fail(const std::exception_ptr& fault) {
   {
-    const std::lock_guard lock(mutex_);
+    const auto held = lock();
     fault_ = fault;
   }
-  progress_.notify_all();
+  notify();
 }
 
 }  // namespace sparse_kvcm

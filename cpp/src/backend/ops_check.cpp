@@ -127,7 +127,7 @@ void check(const ops::ResolveParams& params) {
   const std::int64_t b = params.launch.b;
   const std::int64_t k = params.k;
   check.launch(params.launch);
-  check.at_least("k", k, 1);
+  check.in_range("k", k, 1, kMaxCachedSlots);
   check.selection(params.selection, params.selection_stride, b, k);
   check.array("step", params.step, 1);
   check.in_range("num_slots", params.num_slots, 0, kMaxSlots);

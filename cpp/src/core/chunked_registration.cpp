@@ -11,7 +11,6 @@ namespace sparse_kvcm {
 namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
-constexpr std::size_t kSystemPage = 4096;
 
 }  // namespace
 
@@ -43,9 +42,9 @@ std::size_t registration_limit(std::string_view release) {
   return small ? 2 * kGiB : 4 * kGiB;
 }
 
-std::size_t chunk_size(std::size_t limit, std::size_t page_bytes) {
+std::size_t chunk_size(std::size_t limit, std::size_t page_bytes, std::size_t system_page) {
   if (page_bytes > limit) return limit;
-  for (const std::size_t border : {kHugePage, kSystemPage}) {
+  for (const std::size_t border : {kHugePage, system_page}) {
     const std::size_t step = std::lcm(border, page_bytes);
     if (step > 0 && step <= limit) return limit / step * step;
   }

@@ -1,5 +1,5 @@
-// Registers a range of memory with a driver in chunks. One registration of hundreds of GiB would hold
-// the driver's locks for minutes, and some kernels limit its size.
+// Registers a range of memory with a driver in chunks. One registration of hundreds of GiB would
+// hold the driver's locks for minutes, and some kernels limit its size.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,8 @@ class ChunkedRegistration {
 // The size of chunks, of at most `limit` bytes, whose borders fall between huge pages, and between
 // pages of `page_bytes` too. Where no such size is within the limit, system pages take the place of
 // huge ones, and then borders may lie anywhere on a huge page. REQUIRES: page_bytes >= 1, limit a
-// multiple of a huge page.
-[[nodiscard]] std::size_t chunk_size(std::size_t limit, std::size_t page_bytes);
+// multiple of a huge page, system_page what this machine's pages have.
+[[nodiscard]] std::size_t chunk_size(std::size_t limit, std::size_t page_bytes,
+                                     std::size_t system_page);
 
 }  // namespace sparse_kvcm

@@ -46,10 +46,10 @@ void HostAdvice::verify(std::byte* data, std::size_t bytes) const {
   if (node_ == kAnyNode || !warn_) return;
   const std::optional<bool> there = is_on_node(data, bytes, node_);
   if (there && *there) return;
-  const std::string reason = node_error_ == 0
-                                 ? ""
-                                 : " (mbind: " + std::generic_category().message(node_error_) +
-                                       "; in a container SYS_NICE)";
+  const int error = node_error_;
+  const std::string reason = error == 0 ? ""
+                                        : " (mbind: " + std::generic_category().message(error) +
+                                              "; in a container SYS_NICE)";
   warn_(message(function_,
                 there ? "not all host memory is on the GPU's NUMA node "
                       : "it is not known whether host memory is on the NUMA node ",

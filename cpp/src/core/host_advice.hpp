@@ -2,6 +2,7 @@
 // children of a fork get none of it. None of it is an error where it cannot be had.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -15,6 +16,7 @@ inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Told what did not go as wished, a sentence at a time.
 using Warn = std::function<void(const std::string&)>;
 
+// Thread-safe, as `warn` is.
 class HostAdvice {
  public:
   // Reads SPARSE_KVCM_THP: 0 does without huge pages. `node` is preferred, not demanded.
@@ -29,7 +31,8 @@ class HostAdvice {
  private:
   const char* function_;
   int node_;
-  int node_error_ = 0;  // of the preference, which only matters if the pages are elsewhere
+  std::atomic<int> node_error_ =
+      0;  // of the preference, which only matters if the pages are elsewhere
   bool huge_pages_ = true;
   Warn warn_;
 };

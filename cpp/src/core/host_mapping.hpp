@@ -30,8 +30,8 @@ class HostMapping {
   // Throws HostMemoryError, or what `progress` throws, when the threads have ended.
   void fill(const FillProgress& progress);
 
-  // Children of a fork get nothing of it, and leave it alone. For pinned memory: a child's copy would
-  // take the whole size again, at once.
+  // Children of a fork get nothing of it, and leave it alone. For pinned memory: a child's copy
+  // would take the whole size again, at once.
   void keep_from_children();
 
   [[nodiscard]] std::byte* data() const { return data_; }

@@ -12,8 +12,8 @@ struct MemoryPart {
   std::size_t bytes = 0;
 };
 
-// Touches whole pages that nobody uses yet: by `advice`, MADV_POPULATE_WRITE, and on kernels that do
-// not know it by memset. Returns 0 or errno.
+// Touches whole pages that nobody uses yet: by `advice`, MADV_POPULATE_WRITE, and on kernels that
+// do not know it by memset. Returns 0 or errno.
 inline constexpr int kPopulateWrite = 23;  // Linux 5.14; older headers lack the name
 [[nodiscard]] int touch_pages(std::byte* data, std::size_t bytes, int advice = kPopulateWrite);
 

@@ -10,7 +10,8 @@ namespace sparse_kvcm {
 
 inline constexpr int kAnyNode = -1;
 
-// The node of the PCI device ("0000:3B:00.0"), or kAnyNode if it has none or there is one node only.
+// The node of the PCI device ("0000:3B:00.0"), or kAnyNode if it has none or there is one node
+// only.
 // `root` stands for "/" in tests.
 [[nodiscard]] int numa_node_of(std::string pci_bus_id, const std::string& root = "");
 

@@ -11,6 +11,8 @@
 
 #include "backend/host_memory.hpp"
 #include "core/check.hpp"
+#include "core/device_memory.hpp"
+#include "core/host_limits.hpp"
 #include "core/host_mapping.hpp"
 
 namespace sparse_kvcm {
@@ -23,10 +25,14 @@ constexpr std::size_t kLeastMapping = 4096;  // a mapping cannot be smaller, and
 class HostBuffer final : public Buffer {
  public:
   explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes > std::numeric_limits<std::size_t>::max() - kBufferAlignment) throw std::bad_alloc();
+    const bool countable = bytes <= std::numeric_limits<std::ptrdiff_t>::max() - kBufferAlignment;
     std::size_t space = bytes + kBufferAlignment;
-    memory_.reset(std::calloc(space, 1));
-    if (!memory_) throw std::bad_alloc();
+    if (countable) memory_.reset(std::calloc(space, 1));
+    if (!memory_) {
+      const std::int64_t available = read_host_limits().available.value_or(0);
+      fail_device_memory("Backend.allocate_device", "a buffer",
+                         {bytes, static_cast<std::uint64_t>(available), 0});
+    }
     void* aligned = memory_.get();
     data_ = static_cast<std::byte*>(std::align(kBufferAlignment, bytes, aligned, space));
   }

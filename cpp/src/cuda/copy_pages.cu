@@ -1,18 +1,18 @@
-// A kernel, not cudaMemcpy: a slot of a pool that may shrink can lie across two registrations of host
-// memory, which a copy refuses, and hundreds of pages are one launch. A block takes a part of a page
-// at a time; the slots travel as kernel parameters.
+// A kernel, not cudaMemcpy: a slot of a pool that may shrink can lie across two registrations of
+// host memory, which a copy refuses, and hundreds of pages are one launch. A block takes a part of
+// a page at a time; the slots travel as kernel parameters.
 #include <algorithm>
 #include <numeric>
 
 #include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/launch.hpp"
 
 namespace sparse_kvcm {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr std::size_t kPagesAtOnce = 2048;
-constexpr std::int64_t kMaxBlocks = 528;  // four per processor of an H200
 constexpr std::int64_t kWordsPerPart = std::int64_t{4} * kThreads;
 
 struct PageLaunch {
@@ -29,7 +29,8 @@ struct PageLaunch {
 static_assert(sizeof(PageLaunch) <= 32'764, "kernel parameters, CUDA 12.1 and later");
 
 template <class Word>
-__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ PageLaunch p) {
+__global__ void __launch_bounds__(kThreads)
+    copy_pages_kernel(const __grid_constant__ PageLaunch p) {
   for (std::int64_t item = blockIdx.x; item < p.num_items; item += gridDim.x) {
     const std::int64_t page = item / p.parts;
     const std::int64_t first = item % p.parts * kWordsPerPart;
@@ -45,8 +46,8 @@ void launch_words(PageLaunch& p, std::int64_t bytes, std::int64_t num_pages, cud
   p.words = bytes / static_cast<std::int64_t>(sizeof(Word));
   p.parts = (p.words + kWordsPerPart - 1) / kWordsPerPart;
   p.num_items = p.parts * num_pages;
-  const auto blocks = static_cast<unsigned>(std::min(p.num_items, kMaxBlocks));
-  copy_kernel<Word><<<blocks, kThreads, 0, stream>>>(p);
+  const unsigned blocks = num_blocks(p.num_items);
+  copy_pages_kernel<Word><<<blocks, kThreads, 0, stream>>>(p);
   SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
 }
 

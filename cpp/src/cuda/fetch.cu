@@ -1,6 +1,7 @@
-// One launch per selection group. The misses of all rows form one list, request-major; a few hundred
-// warps walk it, a unit each, so that what is in flight at a time lies close together in host
-// memory: address translation, not bandwidth, is what single rows of a large history run out of.
+// One launch per selection group. The misses of all rows form one list, request-major; a few
+// hundred warps walk it, a unit each, so that what is in flight at a time lies close together in
+// host memory: address translation, not bandwidth, is what single rows of a large history run out
+// of.
 // With a cursor each warp takes the next unit of the list when it is done with one. Without, it
 // takes every n-th, and fast warps run ahead of slow ones, so that more memory is in use at a time.
 //
@@ -141,7 +142,8 @@ class Dealer {
  public:
   __device__ explicit Dealer(std::uint32_t* cursor) : cursor_(cursor), shares_(cursor != nullptr) {}
 
-  // The list has `size` items: where that is no more than one for each warp, nobody asks for another.
+  // The list has `size` items: where that is no more than one for each warp, nobody asks for
+  // another.
   __device__ void expect(std::uint32_t size) { shares_ = cursor_ != nullptr && size > num_warps(); }
   [[nodiscard]] __device__ static std::uint32_t first() {
     return threadIdx.x / kWarpSize * gridDim.x + blockIdx.x;

@@ -31,9 +31,14 @@ bool CudaEvent::done() const {
 DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* memory = nullptr;
-  SPARSE_KVCM_CUDA_CHECK(cudaMalloc(&memory, bytes));
+  cudaError_t status = cudaMalloc(&memory, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    fail_device_bytes("Backend.allocate_device", "a buffer", bytes);
+  }
+  check_cuda(status, "cudaMalloc");
   // On the legacy stream, and waited for: later work on any stream finds zeros.
-  cudaError_t status = cudaMemset(memory, 0, bytes);
+  status = cudaMemset(memory, 0, bytes);
   if (status == cudaSuccess) status = cudaStreamSynchronize(cudaStreamLegacy);
   if (status != cudaSuccess) static_cast<void>(cudaFree(memory));
   check_cuda(status, "cudaMemset");

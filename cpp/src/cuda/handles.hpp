@@ -24,6 +24,19 @@ class DeviceGuard {
   int previous_ = 0;
 };
 
+// A thread of ours must not end a capture that another thread has begun.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class CudaEvent final : public Event {
  public:
   CudaEvent();  // on the current device, without timing

@@ -9,8 +9,8 @@ namespace sparse_kvcm {
 [[nodiscard]] std::size_t most_registered();
 
 // Registers touched memory and returns its address on the current device. Throws HostMemoryError in
-// the name of `function`, if the driver or memlock does not let it be pinned: it names `total_bytes`
-// as the size that was wanted. std::runtime_error for other faults.
+// the name of `function`, if the driver or memlock does not let it be pinned: it names
+// `total_bytes` as the size that was wanted. std::runtime_error for other faults.
 [[nodiscard]] std::byte* register_host_memory(const char* function, std::byte* data,
                                               std::size_t bytes, std::size_t total_bytes);
 

@@ -5,11 +5,21 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
+#include "core/rounding.hpp"
 #include "cuda/error.hpp"
 
 namespace sparse_kvcm {
+
+// Blocks for `items` of which a block takes `per_block` at a time, and then others: no more than
+// keep an H200 busy, four per processor. REQUIRES: items >= 1.
+[[nodiscard]] inline unsigned num_blocks(std::int64_t items, std::int64_t per_block = 1) {
+  constexpr std::int64_t kMost = 528;
+  return static_cast<unsigned>(std::min(ceil_div(items, per_block), kMost));
+}
 
 struct LaunchShape {
   unsigned blocks = 1;

@@ -1,5 +1,5 @@
-// One warp per unit and group. Moves, groups and pieces travel as kernel parameters, as many as fit,
-// so nothing is staged and the caller's arrays may go when the call returns.
+// One warp per unit and group. Moves, groups and pieces travel as kernel parameters, as many as
+// fit, so nothing is staged and the caller's arrays may go when the call returns.
 #include <algorithm>
 #include <cstddef>
 
@@ -7,6 +7,7 @@
 #include "cuda/device/unit_copy.cuh"
 #include "cuda/error.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/launch.hpp"
 
 namespace sparse_kvcm {
 namespace {
@@ -17,7 +18,6 @@ constexpr int kThreads = 256;
 constexpr std::int32_t kMovesAtOnce = 512;
 constexpr std::int32_t kGroupsAtOnce = 64;
 constexpr std::int32_t kPiecesAtOnce = 256;
-constexpr std::int64_t kMaxBlocks = 528;  // four per processor of an H200
 
 struct MoveLaunch {
   std::int32_t num_moves = 0;
@@ -31,7 +31,8 @@ static_assert(sizeof(MoveLaunch) <= 32'764, "kernel parameters, CUDA 12.1 and la
 static_assert(kMaxPieces <= kPiecesAtOnce, "every group fits a launch");
 
 template <ops::MoveDirection kDirection>
-__global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ MoveLaunch p) {
+__global__ void __launch_bounds__(kThreads)
+    move_units_kernel(const __grid_constant__ MoveLaunch p) {
   const std::uint32_t num_items = static_cast<std::uint32_t>(p.num_moves * p.num_groups);
   const std::uint32_t num_warps = gridDim.x * (kThreads / kWarpSize);
   const std::uint32_t warp = threadIdx.x / kWarpSize * gridDim.x + blockIdx.x;
@@ -46,11 +47,11 @@ __global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ 
 void launch(const MoveLaunch& p, ops::MoveDirection direction, cudaStream_t stream) {
   constexpr std::int64_t kWarps = kThreads / kWarpSize;
   const std::int64_t items = static_cast<std::int64_t>(p.num_moves) * p.num_groups;
-  const auto blocks = static_cast<unsigned>(std::min((items + kWarps - 1) / kWarps, kMaxBlocks));
+  const unsigned blocks = num_blocks(items, kWarps);
   if (direction == ops::MoveDirection::kArenaToHost) {
-    move_kernel<ops::MoveDirection::kArenaToHost><<<blocks, kThreads, 0, stream>>>(p);
+    move_units_kernel<ops::MoveDirection::kArenaToHost><<<blocks, kThreads, 0, stream>>>(p);
   } else {
-    move_kernel<ops::MoveDirection::kHostToArena><<<blocks, kThreads, 0, stream>>>(p);
+    move_units_kernel<ops::MoveDirection::kHostToArena><<<blocks, kThreads, 0, stream>>>(p);
   }
   SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
 }

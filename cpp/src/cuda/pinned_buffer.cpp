@@ -43,7 +43,7 @@ PinnedBuffer::PinnedBuffer(std::size_t bytes, const PinnedOptions& options, int 
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  if (bytes() > 0) await_device(device_);
+  if (bytes() > 0 && waits_) await_device(device_);
 }
 
 // Kernels take one base address, so the chunks must lie side by side on the device as well. They do

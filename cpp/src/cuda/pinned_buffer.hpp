@@ -20,6 +20,9 @@ class PinnedBuffer final : public Buffer {
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
 
+  // Nothing uses it any more, so that it goes without waiting for the device.
+  void set_unused() { waits_ = false; }
+
   [[nodiscard]] std::byte* data() const override { return mapping_.data(); }
   [[nodiscard]] std::byte* device_data() const override { return device_data_; }
   [[nodiscard]] std::size_t bytes() const override { return mapping_.bytes(); }
@@ -28,6 +31,7 @@ class PinnedBuffer final : public Buffer {
   void add(std::byte* data, std::size_t bytes);
 
   int device_ = 0;
+  bool waits_ = true;
   HostMapping mapping_;
   std::byte* device_data_ = nullptr;
   ChunkedRegistration registration_;  // goes before the mapping does

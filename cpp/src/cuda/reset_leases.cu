@@ -21,7 +21,8 @@ struct ResetLaunch {
 
 static_assert(sizeof(ResetLaunch) <= 32'764, "kernel parameters, CUDA 12.1 and later");
 
-__global__ void __launch_bounds__(kThreads) reset_kernel(const __grid_constant__ ResetLaunch p) {
+__global__ void __launch_bounds__(kThreads)
+    reset_leases_kernel(const __grid_constant__ ResetLaunch p) {
   const ops::LeaseReset& lease = p.leases[blockIdx.x];
   Entry* entries = p.entries[blockIdx.y] + lease.base;
   for (int n = threadIdx.x; n < lease.cached_slots; n += kThreads) entries[n] = kEmptyEntry;
@@ -41,7 +42,7 @@ void launch_reset_leases(const ops::ResetParams& params, cudaStream_t stream) {
       const std::size_t leases = std::min(kLeasesAtOnce, params.leases.size() - lease);
       std::copy_n(params.leases.begin() + static_cast<std::ptrdiff_t>(lease), leases, p.leases);
       const dim3 grid(static_cast<unsigned>(leases), static_cast<unsigned>(groups));
-      reset_kernel<<<grid, kThreads, 0, stream>>>(p);
+      reset_leases_kernel<<<grid, kThreads, 0, stream>>>(p);
       SPARSE_KVCM_CUDA_CHECK(cudaGetLastError());
     }
   }

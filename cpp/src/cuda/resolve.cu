@@ -89,6 +89,16 @@ __global__ void __launch_bounds__(kThreads, kThreads == 256 ? 6 : 2)
 }
 
 template <int kThreads>
+std::uint32_t shared_bytes(std::int32_t k, std::int32_t direct_units, std::int32_t bitmap_units) {
+  const std::uint32_t direct =
+      DirectIndex<kThreads>::bytes(direct_units) + MissSet<kThreads>::bytes(direct_units);
+  const std::uint32_t ranks = MissSet<kThreads>::bytes(k);
+  const std::uint32_t bitmap = BitmapIndex<kThreads>::bytes(bitmap_units, k) + ranks;
+  const std::uint32_t sorted = SortedIndex<kThreads>::bytes(k) + ranks;
+  return RowMemory::bytes(k) + std::max({direct, bitmap, sorted});
+}
+
+template <int kThreads>
 void launch(const ops::ResolveParams& params, const ResolvePlan& plan, cudaStream_t stream) {
   launch_to_overlap(resolve_kernel<kThreads>,
                     {static_cast<unsigned>(params.launch.b), kThreads, plan.shared_bytes}, stream,
@@ -102,14 +112,10 @@ const void* resolve_kernel_of(std::int32_t threads) {
                         : reinterpret_cast<const void*>(resolve_kernel<512>);
 }
 
-std::uint32_t resolve_shared_bytes(std::int32_t k, std::int32_t direct_units,
+std::uint32_t resolve_shared_bytes(std::int32_t threads, std::int32_t k, std::int32_t direct_units,
                                    std::int32_t bitmap_units) {
-  const std::uint32_t direct =
-      DirectIndex<256>::bytes(direct_units) + MissSet<256>::bytes(direct_units);
-  const std::uint32_t ranks = MissSet<256>::bytes(k);
-  const std::uint32_t bitmap = BitmapIndex<256>::bytes(bitmap_units, k) + ranks;
-  const std::uint32_t sorted = SortedIndex<256>::bytes(k) + ranks;
-  return RowMemory::bytes(k) + std::max({direct, bitmap, sorted});
+  return threads == 256 ? shared_bytes<256>(k, direct_units, bitmap_units)
+                        : shared_bytes<512>(k, direct_units, bitmap_units);
 }
 
 void launch_resolve(const ops::ResolveParams& params, const ResolvePlan& plan,

@@ -43,7 +43,8 @@ class Trial {
   // Empty if a block does not fit.
   [[nodiscard]] std::optional<ResolvePlan> with(std::int32_t direct_units,
                                                 std::int32_t bitmap_units) const {
-    const std::uint32_t bytes = resolve_shared_bytes(params_.k, direct_units, bitmap_units);
+    const std::uint32_t bytes =
+        resolve_shared_bytes(threads_, params_.k, direct_units, bitmap_units);
     if (bytes > machine_.shared_bytes) return std::nullopt;
     ResolvePlan plan{threads_, direct_units, bitmap_units, bytes, 0};
     const void* kernel = resolve_kernel_of(threads_);
@@ -96,9 +97,6 @@ ResolvePlan ResolvePlanner::plan(const ops::ResolveParams& params) {
 
 ResolvePlan ResolvePlanner::make(const ops::ResolveParams& params) const {
   const Machine machine = current_machine();
-  if (params.k > kMaxCachedSlots) {  // before anything is multiplied by it
-    fail_argument("resolve", "k must be at most ", kMaxCachedSlots, ", got ", params.k);
-  }
   std::optional<ResolvePlan> best;
   for (const std::int32_t threads : {512, 256}) {
     if (params.threads != 0 && params.threads != threads) continue;
@@ -106,7 +104,7 @@ ResolvePlan ResolvePlanner::make(const ops::ResolveParams& params) const {
     if (plan && (!best || plan->waves < best->waves)) best = plan;
   }
   if (!best) {
-    fail_argument("resolve", "k ", params.k, " takes ", resolve_shared_bytes(params.k, 0, 1),
+    fail_argument("resolve", "k ", params.k, " takes ", resolve_shared_bytes(256, params.k, 0, 1),
                   " B of shared memory, more than this device's ", machine.shared_bytes);
   }
   return *best;

@@ -27,7 +27,8 @@ struct ResolvePlan {
 class ResolvePlanner {
  public:
   // REQUIRES: the planner's device is current.
-  // Throws InvalidArgument if `k` is larger than this device's shared memory allows.
+  // Throws InvalidArgument if `k` is larger than this device's shared memory allows: what a block
+  // can have is known to nobody above.
   ResolvePlan plan(const ops::ResolveParams& params);
 
  private:
@@ -38,8 +39,9 @@ class ResolvePlanner {
   std::map<Key, ResolvePlan> plans_;
 };
 
-// Shared memory of a block, in bytes. Grows with each.
-[[nodiscard]] std::uint32_t resolve_shared_bytes(std::int32_t k, std::int32_t direct_units,
+// Shared memory of a block of `threads`, in bytes. Grows with each of the others.
+[[nodiscard]] std::uint32_t resolve_shared_bytes(std::int32_t threads, std::int32_t k,
+                                                 std::int32_t direct_units,
                                                  std::int32_t bitmap_units);
 // The kernel that has `threads` threads.
 [[nodiscard]] const void* resolve_kernel_of(std::int32_t threads);

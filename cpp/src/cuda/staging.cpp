@@ -1,26 +1,29 @@
 #include "cuda/staging.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "core/staging_size.hpp"
 #include "cuda/error.hpp"
 
 namespace sparse_kvcm {
 
-// A chunk that is large enough and no longer read, or a new one.
+// A chunk that is large enough and no longer read, or a new one. Chunks come and go beside captures
+// of other threads.
 std::unique_ptr<Staging::Chunk> Staging::take(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(chunks_.begin(), chunks_.end(), [&](const auto& chunk) {
-    return chunk->memory.bytes() >= bytes && chunk->copied.done();
-  });
-  if (found == chunks_.end()) {
-    return std::make_unique<Chunk>(staging_chunk_bytes(bytes));
+  std::unique_ptr<Chunk> chunk;
+  std::vector<std::unique_ptr<Chunk>> surplus;
+  {
+    const std::lock_guard lock(mutex_);
+    chunk = chunks_.take(bytes);
+    surplus = chunks_.take_surplus();
   }
-  std::unique_ptr<Chunk> chunk = std::move(*found);
-  chunks_.erase(found);
-  return chunk;
+  if (chunk && surplus.empty()) return chunk;
+  const RelaxedCapture relaxed;
+  for (const auto& unused : surplus) unused->memory.set_unused();
+  surplus.clear();
+  return chunk ? std::move(chunk) : std::make_unique<Chunk>(staging_chunk_bytes(bytes));
 }
 
 void Staging::upload(std::span<const Upload> uploads, cudaStream_t stream) {
@@ -46,7 +49,7 @@ void Staging::run(std::size_t bytes, const Work& work, cudaStream_t stream) {
   work(chunk->memory.data(), chunk->memory.device_data());
   chunk->copied.record(stream);
   const std::lock_guard lock(mutex_);
-  chunks_.push_back(std::move(chunk));
+  chunks_.put(std::move(chunk));
 }
 
 }  // namespace sparse_kvcm

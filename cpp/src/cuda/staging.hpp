@@ -1,6 +1,6 @@
-// Pinned staging for what the host sends: the caller's memory may be anything and may change when upload
-// returns, so its bytes go through chunks of ours. A chunk is written again only after the event
-// behind its last copy. Nothing waits: if every chunk is in flight, there is one more.
+// Pinned staging for what the host sends: the caller's memory may be anything and may change when
+// upload returns, so its bytes go through chunks of ours. A chunk is written again only after the
+// event behind its last copy. Nothing waits: if every chunk is in flight, there is one more.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
+#include "core/chunk_pool.hpp"
 #include "cuda/handles.hpp"
 #include "cuda/pinned_buffer.hpp"
 
@@ -27,6 +27,8 @@ class Staging {
  private:
   struct Chunk {
     explicit Chunk(std::size_t bytes) : memory(bytes) {}
+    [[nodiscard]] std::size_t bytes() const { return memory.bytes(); }
+    [[nodiscard]] bool is_idle() const { return copied.done(); }
     PinnedBuffer memory;
     CudaEvent copied;
   };
@@ -34,7 +36,7 @@ class Staging {
   std::unique_ptr<Chunk> take(std::size_t bytes);
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;
+  ChunkPool<Chunk> chunks_;
 };
 
 }  // namespace sparse_kvcm

@@ -7,8 +7,8 @@
 
 namespace sparse_kvcm {
 
-// How many host rows fetch keeps in flight: more hide the link's latency, but the wider a stretch of
-// host memory they lie in, the more address translations they need at once.
+// How many host rows fetch keeps in flight: more hide the link's latency, but the wider a stretch
+// of host memory they lie in, the more address translations they need at once.
 struct FetchTuning {
   std::int32_t max_row_bytes = 0;  // of a unit's host row, padding left out
   std::int32_t in_flight = 0;      // a multiple of 8

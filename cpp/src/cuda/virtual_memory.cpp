@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "core/check.hpp"
 #include "cuda/cuda_backend.hpp"
@@ -16,6 +17,8 @@
 namespace sparse_kvcm {
 namespace {
 
+constexpr const char* kFunction = "Storage";
+constexpr const char* kReservation = "the reservation of a pool's addresses";
 constexpr unsigned kDriverVersion = 12000;  // whose signatures cudaTypedefs.h gives the names above
 
 template <class Function>
@@ -71,31 +74,18 @@ VirtualMemoryApi api_with_context(std::int32_t index) {
   return api;
 }
 
-// A thread of ours must not end a capture that another thread has begun.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { exchange(); }
-  ~RelaxedCapture() { exchange(); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  void exchange() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 }  // namespace
 
-VirtualMemory::VirtualMemory(const VirtualMemoryApi& api, std::int32_t index)
-    : api_(api), index_(index) {
+VirtualMemory::VirtualMemory(const VirtualMemoryApi& api, std::int32_t index, Warn warn)
+    : api_(api), index_(index), warn_(std::move(warn)) {
   const CUresult status = with_properties([&](const CUmemAllocationProp& wanted) {
     return api_.get_granularity(&granularity_, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   });
   check_driver(status, "cuMemGetAllocationGranularity");
 }
 
-// Some drivers refuse the property where the machine cannot let network cards in: the memory then is
-// ordinary memory.
+// Some drivers refuse the property where the machine cannot let network cards in: the memory then
+// is ordinary memory.
 template <class Call>
 CUresult VirtualMemory::with_properties(Call call) {
   CUmemAllocationProp wanted{};
@@ -104,15 +94,20 @@ CUresult VirtualMemory::with_properties(Call call) {
   wanted.allocFlags.gpuDirectRDMACapable = rdma_ ? 1 : 0;
   const CUresult status = call(wanted);
   if (!is_refusal(status) || wanted.allocFlags.gpuDirectRDMACapable == 0) return status;
-  rdma_ = false;
   wanted.allocFlags.gpuDirectRDMACapable = 0;
-  return call(wanted);
+  const CUresult without = call(wanted);
+  if (without != CUDA_SUCCESS || !rdma_.exchange(false) || !warn_) return without;
+  warn_(message(kFunction, "the driver gives no memory on cuda:", index_,
+                " that network cards reach (gpuDirectRDMACapable); transfers from there go through "
+                "the host"));
+  return without;
 }
 
 std::byte* VirtualMemory::reserve(std::size_t bytes, std::size_t alignment) const {
   CUdeviceptr address = 0;
   CUresult status = api_.address_reserve(&address, bytes, alignment, 0, 0);
   if (is_refusal(status)) status = api_.address_reserve(&address, bytes, 0, 0, 0);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY) fail_device_bytes(kFunction, kReservation, bytes);
   check_driver(status, "cuMemAddressReserve");
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
@@ -132,8 +127,8 @@ void VirtualMemory::map_granule(std::byte* address, std::size_t bytes) {
   check_driver(mapped, "cuMemMap");
 }
 
-// Memory of its own for each granule, since what one cuMemCreate gave can only go as a whole; access
-// for all of them at once.
+// Memory of its own for each granule, since what one cuMemCreate gave can only go as a whole;
+// access for all of them at once.
 void VirtualMemory::map(std::byte* address, std::size_t bytes, std::size_t granule) {
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {index_}};
@@ -142,22 +137,26 @@ void VirtualMemory::map(std::byte* address, std::size_t bytes, std::size_t granu
   try {
     for (; mapped < bytes; mapped += granule) map_granule(address + mapped, granule);
     check_driver(api_.set_access(number(address), bytes, &access, 1), "cuMemSetAccess");
+  } catch (const std::bad_alloc&) {
+    if (mapped > 0) unmap(address, mapped, granule);
+    fail_device_bytes(kFunction, "the part that a pool grows by", bytes);  // all is free again
   } catch (...) {
     if (mapped > 0) unmap(address, mapped, granule);
     throw;
   }
 }
 
+// One mapping at a time, as the driver's manual has it; compute-sanitizer loses track of memory
+// that goes in one call with its neighbours.
 void VirtualMemory::unmap(std::byte* address, std::size_t bytes,
                           std::size_t granule) const noexcept {
-  if (api_.unmap(number(address), bytes) == CUDA_SUCCESS) return;
   for (std::size_t done = 0; done < bytes; done += granule) {
     api_.unmap(number(address + done), granule);
   }
 }
 
-CudaDeviceMemory::CudaDeviceMemory(std::int32_t index)
-    : index_(index), memory_(api_with_context(index), index) {}
+CudaDeviceMemory::CudaDeviceMemory(std::int32_t index, const Warn& warn)
+    : index_(index), memory_(api_with_context(index), index, warn) {}
 
 std::byte* CudaDeviceMemory::reserve(std::size_t bytes, std::size_t alignment) {
   const DeviceGuard guard(index_);
@@ -185,17 +184,16 @@ CudaPinnedMemory::CudaPinnedMemory(std::int32_t index, int numa_node, const Warn
 std::size_t CudaPinnedMemory::most_opened() const { return most_registered(); }
 
 void CudaPinnedMemory::open(std::byte* address, std::size_t bytes) {
-  FilledHostMemory::open(address, bytes);
   keep_from_children(address, bytes);
   const DeviceGuard guard(index_);
   const RelaxedCapture relaxed;
   // Kernels take one base address for the whole range.
-  if (register_host_memory("Storage", address, bytes, registered_ + bytes) == address) {
+  if (register_host_memory(kFunction, address, bytes, registered_ + bytes) == address) {
     registered_ += bytes;
     return;
   }
   unregister_host_memory(index_, address);
-  throw std::runtime_error(message("Storage",
+  throw std::runtime_error(message(kFunction,
                                    "the device maps host memory to other addresses than the "
                                    "host's, which pools that grow need to be the same"));
 }
@@ -220,7 +218,7 @@ void CudaPinnedMemory::synchronize() {
 }
 
 std::shared_ptr<MemoryDriver> CudaBackend::memory_driver(MemoryKind kind, const Warn& warn) {
-  if (kind == MemoryKind::kDevice) return std::make_shared<CudaDeviceMemory>(index_);
+  if (kind == MemoryKind::kDevice) return std::make_shared<CudaDeviceMemory>(index_, warn);
   return std::make_shared<CudaPinnedMemory>(index_, numa_node_, warn);
 }
 

@@ -27,16 +27,18 @@ struct VirtualMemoryApi {
   PFN_cuMemGetAllocationGranularity_v10020 get_granularity = nullptr;
 };
 
-// Those calls, as a MemoryDriver needs them; on the current device, which is `index`. What a driver may
-// refuse though it has memory is asked for once and then done without: memory that network cards
-// reach, addresses at a multiple of the granule, unmapping several granules at once. Thread-safe.
+// Those calls, as a MemoryDriver needs them; on the current device, which is `index`. What a driver
+// refuses though it has memory is done without: memory that network cards reach, which is not asked
+// for again once the driver has given other memory instead, and `warn` hears of it; addresses at a
+// multiple of the granule, which are asked for each time.
+// Thread-safe.
 class VirtualMemory {
  public:
   // Throws std::runtime_error, as all below.
-  VirtualMemory(const VirtualMemoryApi& api, std::int32_t index);
+  VirtualMemory(const VirtualMemoryApi& api, std::int32_t index, Warn warn = {});
 
   [[nodiscard]] std::size_t granularity() const { return granularity_; }
-  // Throws std::bad_alloc too, as map does.
+  // Throws DeviceMemoryError too, as map does.
   [[nodiscard]] std::byte* reserve(std::size_t bytes, std::size_t alignment) const;
   void release(std::byte* address, std::size_t bytes) const noexcept;
   void map(std::byte* address, std::size_t bytes, std::size_t granule);
@@ -49,6 +51,7 @@ class VirtualMemory {
 
   VirtualMemoryApi api_;
   std::int32_t index_;
+  Warn warn_;
   std::atomic<bool> rdma_ = true;
   std::size_t granularity_ = 0;
 };
@@ -56,7 +59,7 @@ class VirtualMemory {
 class CudaDeviceMemory final : public MemoryDriver {
  public:
   // Throws NotAvailable if the driver lacks virtual memory.
-  explicit CudaDeviceMemory(std::int32_t index);
+  CudaDeviceMemory(std::int32_t index, const Warn& warn);
 
   [[nodiscard]] std::size_t granularity() const override { return memory_.granularity(); }
   [[nodiscard]] bool is_host_memory() const override { return false; }

@@ -31,7 +31,6 @@ class Carver {
 }  // namespace
 
 void check(const char* function, const KvCacheManagerConfig& config, const BatchOptions& options) {
-  constexpr std::int32_t kMaxRows = 1 << 20;
   if (options.max_rows < 1 || options.max_rows > kMaxRows) {
     fail_argument(function, "max_rows must be in [1, ", kMaxRows, "], got ", options.max_rows);
   }
@@ -76,7 +75,8 @@ BatchMemoryUse BatchMemory::use() const {
 BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions& options,
                          const StorageLayout& layout, Backend& backend)
     : BatchMemory(config, options, layout) {
-  buffer_ = backend.allocate_device(static_cast<std::size_t>(carve(config, nullptr)));
+  buffer_ = allocate_part(backend, static_cast<std::size_t>(carve(config, nullptr)),
+                          "KvCacheManager.create_batch", "buffers of the Batch");
   carve(config, buffer_->device_data());
 }
 

@@ -4,7 +4,8 @@
 //   page_tables int32 [num_layer_groups, max_rows, max_pages]
 //   page_counts int32 [num_layer_groups, max_rows]
 //   step        StepState [1]
-//   row_errors  uint32 [num_groups, max_rows], then the batch error word, then the cursors of fetch,
+//   row_errors  uint32 [num_groups, max_rows], then the batch error word, then the cursors of
+//   fetch,
 //               [num_groups, 2]: all zero when a step begins
 //   outputs     of resolve, per group
 #pragma once

@@ -1,5 +1,5 @@
-// What a publish sends: flushes, emptied leases, and the words of row states and tables that changed.
-// Planned first, on the host alone; then sent in three calls of the backend at most.
+// What a publish sends: flushes, emptied leases, and the words of row states and tables that
+// changed. Planned first, on the host alone; then sent in three calls of the backend at most.
 #include <algorithm>
 
 #include "manager/batch_state.hpp"

@@ -7,11 +7,12 @@
 //   batch_launch.cpp   resolve, fetch
 //   error_report.hpp   error words on their way back
 //
-// Invariants: a row that is not dirty has on the device exactly what its seat says; table entries of a
-// row at and past `published` are -1 on the device; rows in `whole_` may have anything there.
+// Invariants: a row that is not dirty has on the device exactly what its seat says; table entries
+// of a row at and past `published` are -1 on the device; rows in `whole_` may have anything there.
 //
-// A step takes those that sat at its publish: the seats with joined <= steps_, and `left_`, who have
-// left theirs since. No list of them is made, so that a publish costs what changed and no more.
+// A step takes those that sat at its publish: the seats with joined <= steps_, and `left_`, who
+// have left theirs since. No list of them is made, so that a publish costs what changed and no
+// more.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,6 @@ namespace sparse_kvcm {
 namespace {
 
 constexpr const char* kFunction = "KvCacheManagerConfig";
-constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
 
 void check_multiple(const char* field, std::int32_t value, std::int32_t page) {
   if (value % page != 0) {
@@ -74,11 +73,10 @@ void check_resident(const KvCacheManagerConfig& config) {
 
 // What check(StorageConfig) does not know by these names.
 void check_dense(const KvCacheManagerConfig& config) {
-  constexpr std::int64_t kMaxQuota = std::int64_t{1} << 60;
   const bool any = !config.dense_layers.empty();
   check_range<std::int64_t>(kFunction, "gpu_quota", config.gpu_quota, any ? 1 : 0,
-                            any ? kMaxQuota : 0);
-  check_range<std::int64_t>(kFunction, "cold_quota", config.cold_quota, 0, any ? kMaxQuota : 0);
+                            any ? kMaxTierBytes : 0);
+  check_range<std::int64_t>(kFunction, "cold_quota", config.cold_quota, 0, any ? kMaxTierBytes : 0);
   for (std::size_t i = 0; i < config.dense_layers.size(); ++i) {
     const LayerConfig& layer = config.dense_layers[i];
     for (const BufferConfig& buffer : layer.buffers) {
@@ -96,18 +94,14 @@ void check_dense(const KvCacheManagerConfig& config) {
   }
 }
 
-// Granules of a tier with `pages` of history and the cold pools.
-std::int64_t host_granules(const StorageConfig& storage, const KvCacheManagerConfig& config,
-                           const std::vector<std::int64_t>& page_bytes, std::int64_t granule) {
-  std::int64_t cold = 0;
-  if (!config.dense_layers.empty()) {
-    const StorageLayout layout(storage);
-    for (const PoolGroupDesc& group : layout.pool_groups()) {
-      if (group.is_cold) cold += granules_for(group.slot_bytes, 1, granule);
-    }
-    cold = std::max(cold, ceil_div(config.cold_quota, granule));
+// Bytes of a slot in each cold pool.
+std::vector<std::int64_t> cold_slot_bytes(const StorageConfig& storage) {
+  const StorageLayout layout(storage);
+  std::vector<std::int64_t> bytes;
+  for (const PoolGroupDesc& group : layout.pool_groups()) {
+    if (group.is_cold) bytes.push_back(group.slot_bytes.front());
   }
-  return granules_for(page_bytes, config.host_pages, granule) + cold;
+  return bytes;
 }
 
 // What each member layer keeps per page.
@@ -163,9 +157,11 @@ void check_sparse(const KvCacheManagerConfig& config) {
   check_range<std::int64_t>(kFunction, "max_new_units", config.max_new_units, 1,
                             config.window_slots);
   // The trash page needs slot numbers too.
-  check_range<std::int64_t>(kFunction, "arena_pages", config.arena_pages, 1, kMaxSlots / page - 1);
-  check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1, kMaxSlots);
-  check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1, kMaxSlots);
+  check_range<std::int64_t>(kFunction, "arena_pages", config.arena_pages, 1,
+                            kMaxArenaSlots / page - 1);
+  check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1, kMaxHostPages);
+  check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1,
+                            std::numeric_limits<std::int32_t>::max());
   check_groups(config);
 }
 
@@ -187,12 +183,16 @@ StorageConfig storage_config(const KvCacheManagerConfig& config) {
     page_bytes.push_back(pack_host_row(group.layout, members).unit_bytes * config.units_per_page());
   }
   if (storage.cache_tiers.size() <= kSparseHistoryLevel) return storage;
+  std::vector<std::int64_t> cold;
+  if (!config.dense_layers.empty()) cold = cold_slot_bytes(storage);
   // Granules grow with the quota, so ask until it stays.
   std::int64_t& quota = storage.cache_tiers[kSparseHistoryLevel].quota;
   for (std::int64_t before = 0; before != quota;) {
     before = quota;
     const std::int64_t granule = granule_for(quota);
-    quota = host_granules(storage, config, page_bytes, granule) * granule;
+    const std::int64_t cold_granules =
+        std::max(granules_for(cold, 1, granule), ceil_div(config.cold_quota, granule));
+    quota = (granules_for(page_bytes, config.host_pages, granule) + cold_granules) * granule;
   }
   return storage;
 }

@@ -1,5 +1,6 @@
-// The device work of one call, as a piece of the manager's order. If the call fails on the way, what it
-// had begun is fenced all the same, so that nobody takes pages or leases that it may still touch.
+// The device work of one call, as a piece of the manager's order. If the call fails on the way,
+// what it had begun is fenced all the same, so that nobody takes pages or leases that it may still
+// touch.
 // Where even that fails, nothing that follows can be trusted, and the manager is poisoned.
 #pragma once
 

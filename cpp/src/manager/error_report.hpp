@@ -15,7 +15,8 @@ class ErrorReport {
  public:
   ErrorReport(const ManagerState& manager, const BatchMemory& memory, std::int32_t max_rows);
 
-  // Copies the words out and sets them and the cursors behind them to zero, in the order of `stream`.
+  // Copies the words out and sets them and the cursors behind them to zero, in the order of
+  // `stream`.
   // `clock` is the step's.
   // Throws what the backend throws; the words then come with a later report.
   void collect(std::uint32_t clock, Stream stream);

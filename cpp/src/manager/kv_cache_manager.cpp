@@ -1,8 +1,10 @@
 #include "sparse_kvcm/kv_cache_manager.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "core/address_space.hpp"
 #include "core/check.hpp"
 #include "core/rounding.hpp"
 #include "manager/batch_state.hpp"
@@ -39,8 +41,11 @@ std::int32_t largest_top_k(const KvCacheManagerConfig& config) {
 
 void check_options(const ManagerState& state, const KvCacheOptions& options) {
   const char* function = "KvCacheManager.create_kv_cache";
-  if (options.need < 1 || options.need > kMaxUnits) {
-    fail_argument(function, "need must be in [1, ", kMaxUnits, "] units, got ", options.need);
+  // Its tokens are counted with 32 bits, too.
+  const std::int32_t most =
+      std::min(kMaxUnits, std::numeric_limits<std::int32_t>::max() / state.config.tokens_per_unit);
+  if (options.need < 1 || options.need > most) {
+    fail_argument(function, "need must be in [1, ", most, "] units, got ", options.need);
   }
   if (state.is_resident() && options.cached_slots != -1) {
     fail_argument(function, "cached_slots must be -1 in a manager without groups, got ",
@@ -65,6 +70,26 @@ void check_options(const ManagerState& state, const KvCacheOptions& options) {
   }
 }
 
+// Pools of dense layers, as StorageState makes them: on the GPU in granules, on the host in pages
+// of the system.
+void plan_pools(const KvCacheManagerConfig& config, MemoryUse& use) {
+  const StorageLayout layout(storage_config(config));
+  const std::int64_t page = static_cast<std::int64_t>(system_page_bytes());
+  for (std::int32_t level = 0; level < layout.num_levels(); ++level) {
+    const std::int64_t quota = layout.config().cache_tiers[static_cast<std::size_t>(level)].quota;
+    const std::vector<std::int64_t> slots = layout.slots_for_quota(level, quota);
+    for (std::size_t g = 0; g < slots.size(); ++g) {
+      const PoolGroupDesc& group = layout.pool_groups()[g];
+      if (group.level != level || group.is_sparse) continue;
+      if (group.is_cold) {
+        use.cold_bytes += round_up(std::max(group.slot_bytes.front() * slots[g], page), page);
+      } else {
+        use.dense_bytes += layout.get_num_bytes(static_cast<std::int32_t>(g), slots[g]);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 MemoryUse planned_memory(const KvCacheManagerConfig& config) {
@@ -77,6 +102,7 @@ MemoryUse planned_memory(const KvCacheManagerConfig& config) {
     }
     use.metadata_bytes += Arena::entries_bytes(config) + Arena::last_bytes(config);
   }
+  if (!config.dense_layers.empty()) plan_pools(config, use);
   return use;
 }
 
@@ -138,6 +164,12 @@ MemoryUse KvCacheManager::memory_use() const {
       use.arena_bytes += static_cast<std::int64_t>(state_->arena.memory(group, member)->bytes());
     }
     use.metadata_bytes += state_->arena.metadata_bytes(group);
+  }
+  const std::vector<PoolGroupDesc>& descs = state_->storage->layout().pool_groups();
+  for (std::size_t g = 0; g < descs.size(); ++g) {
+    if (descs[g].is_sparse) continue;
+    (descs[g].is_cold ? use.cold_bytes : use.dense_bytes) +=
+        state_->storage->state()->pool_groups[g].mapped_bytes();
   }
   return use;
 }

@@ -56,7 +56,7 @@ ManagerState::ManagerState(const KvCacheManagerConfig& checked_config,
 }
 
 std::unique_lock<std::mutex> ManagerState::lock_for(const char* function) {
-  std::unique_lock held(mutex);
+  std::unique_lock held = lock();
   if (!poison.empty()) throw CorruptedError(message(function, poison));
   return held;
 }

@@ -1,7 +1,7 @@
 // What a manager, its requests and its Batches share. Lives until the last of them is gone.
 //
-// `mutex` guards all of it, requests and Batches included: the public classes take it, what lies behind
-// them expects it taken.
+// The storage's lock guards all of it, requests and Batches included: the public classes take it,
+// what lies behind them expects it taken.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "sparse_kvcm/kv_cache_manager.hpp"
 #include "sparse_kvcm/storage.hpp"
 #include "storage/host_history.hpp"
+#include "storage/storage_state.hpp"
 
 namespace sparse_kvcm {
 
@@ -37,10 +38,11 @@ class ManagerState {
   ManagerState(const KvCacheManagerConfig& config, std::shared_ptr<Backend> backend,
                const KvCacheManagerOptions& options = {});
 
-  // Takes the mutex for a call that changes something. Throws CorruptedError if the manager is poisoned.
+  // Takes the lock for a call that changes something. Throws CorruptedError if the manager is
+  // poisoned.
   [[nodiscard]] std::unique_lock<std::mutex> lock_for(const char* function);
   // Takes it to look, or to close.
-  [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex); }
+  [[nodiscard]] std::unique_lock<std::mutex> lock() { return storage->state()->lock(); }
   // After device work that failed half-way on `stream`: it becomes a part of the order, or the
   // manager is poisoned.
   void fence_failure(const char* function, Stream stream) noexcept;
@@ -73,7 +75,6 @@ class ManagerState {
   [[nodiscard]] bool is_resident() const { return config.is_resident(); }
   [[nodiscard]] bool has_dense_layers() const { return !config.dense_layers.empty(); }
 
-  std::mutex mutex;
   std::string poison;  // why the manager refuses to go on; empty = it does not
   CopyStatistics copies;
 

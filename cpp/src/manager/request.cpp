@@ -72,7 +72,7 @@ void Request::suspend(Stream stream) {
                                " window units; close or shrink others"));
     }
     if (dense) migration.emplace(*dense, PageDirection::kToHost);
-    if (dense && !migration->reserve(std::min(history, dense->capacity()), stream)) {
+    if (dense && !migration->reserve(dense_history(), stream)) {
       throw OutOfPages(message(kFunction, "the cold pools have too few pages for those of dense ",
                                "layers; close or resume others, or raise cold_quota"));
     }
@@ -164,16 +164,22 @@ void Request::check_not_in_step(const char* function) const {
 }
 
 void Request::check_may_sit(const char* function) const {
-  if (!dense) return;
   const std::int32_t units = history / manager_->config.tokens_per_unit;
   if (units != committed) {
     fail_state(function, "the ", history, " computed tokens have ", units, " units, of which ",
                committed, " are there; import the rest first");
   }
-  if (dense->capacity() < history) {
-    fail_state(function, "dense layers have pages for ", dense->capacity(), " of ", history,
-               " computed tokens; resize the request first");
+  if (dense && !dense->holds(history)) {
+    fail_state(function, "dense layers have pages for ", dense->capacity(), " tokens, of which ",
+               "some that the ", history, " computed ones need may be in scratch; resize the ",
+               "request first");
   }
+}
+
+// What pages of dense layers can be kept for. What a step had in scratch is lost with it.
+std::int32_t Request::dense_history() const {
+  const std::int32_t most = std::min(history, dense->capacity());
+  return dense->holds(most) ? most : dense->history_length();
 }
 
 void Request::load_window(std::int32_t first, std::int32_t last, Stream stream) {

@@ -1,5 +1,5 @@
-// The state of one request behind its KvCache: lengths, pages, lease, seat. Batch works on it too, so
-// that a request's rules are written once.
+// The state of one request behind its KvCache: lengths, pages, lease, seat. Batch works on it too,
+// so that a request's rules are written once.
 //
 //   request.cpp          resume, suspend, close, seats and leases
 //   request_length.cpp   resize, flush, the end of a step
@@ -56,7 +56,7 @@ class Request {
   // Ends its part in a step, and frees what a close had to leave.
   void end_step(Growth growth) noexcept;
   [[nodiscard]] bool has_growth() const { return length != committed || tokens != history; }
-  // Throws InvalidState unless the dense layers are where the units are.
+  // Throws InvalidState unless units, tokens and the pages of dense layers go together.
   void check_may_sit(const char* function) const;
   // The window's first ordinal once the present length is published.
   [[nodiscard]] std::int32_t next_window_begin() const;
@@ -93,8 +93,7 @@ class Request {
   void check_resize(std::int32_t capacity, std::int32_t history_length) const;
   void check_import(std::span<const UnitRows> layers, std::int32_t num_units) const;
   void check_import_layers(std::span<const UnitRows> layers, std::int32_t num_units) const;
-  [[nodiscard]] bool resize_dense(std::int32_t capacity, std::int32_t history_length,
-                                  Stream stream);
+  [[nodiscard]] std::int32_t dense_history() const;
   void load_window(std::int32_t first, std::int32_t last, Stream stream);
   // The watermark that a flush can reach with the pages that there are.
   [[nodiscard]] std::int32_t reach() const;

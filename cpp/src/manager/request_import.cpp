@@ -58,9 +58,11 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
   }
   const std::int64_t last =
       (std::int64_t{committed} + num_units) * manager_->config.tokens_per_unit;
-  if (dense && batch != nullptr && last > dense->capacity()) {
-    fail_state(function, "dense layers have pages for ", dense->capacity(),
-               " tokens; leave the Batch and resize the request first");
+  if (dense && batch != nullptr &&
+      (last > dense->capacity() || !dense->holds(static_cast<std::int32_t>(last)))) {
+    fail_state(function, "dense layers have pages for ", dense->capacity(), " tokens, of which ",
+               "some that ", last, " need may be in scratch; leave the Batch and resize the ",
+               "request first");
   }
   if (watermark != committed) {
     fail_state(function, "the watermark ", watermark, " is below the committed length ", committed,

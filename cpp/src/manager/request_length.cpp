@@ -25,6 +25,12 @@ void Request::check_resize(std::int32_t capacity, std::int32_t history_length) c
                   batch != nullptr ? "the " : "at least the ", committed, " committed units, got ",
                   history_length, " tokens, ", units, " units");
   }
+  if (dense && dense->has_scratch_slots() && !dense->holds(history_length)) {
+    fail_argument(kFunction, "history_length must be ", dense->history_length(), " or in [",
+                  dense->capacity() - manager_->config.swa_scratch_reuse->max_rewind_len, ", ",
+                  dense->capacity(), "] while the step at hand has pages in scratch, got ",
+                  history_length, "; suspend drops that step");
+  }
   const std::int32_t max_new = manager_->config.max_new_units;
   if (batch != nullptr && capacity / per_unit - committed > max_new) {
     fail_argument(kFunction, "capacity may hold ", max_new, " units beyond the ", committed,
@@ -41,7 +47,7 @@ bool Request::resize(std::int32_t capacity, std::int32_t history_length, Stream 
                row, {capacity / manager_->config.tokens_per_unit, capacity, history_length},
                stream) == ResizeResult::kOk;
   }
-  if (dense && !resize_dense(capacity, history_length, stream)) return false;
+  if (dense && !dense->resize(capacity, history_length, stream, StepAtHand::kRedone)) return false;
   history = tokens = history_length;
   if (manager_->is_resident()) {
     committed = watermark = window_begin = history_length / manager_->config.tokens_per_unit;
@@ -51,7 +57,8 @@ bool Request::resize(std::int32_t capacity, std::int32_t history_length, Stream 
   return true;
 }
 
-// Units of dense layers' tokens: what is there already has its tokens, each new one takes all of its.
+// Units of dense layers' tokens: what is there already has its tokens, each new one takes all of
+// its.
 Request::Target Request::target_units(std::int32_t units) const {
   const std::int32_t grown =
       units == committed ? history : units * manager_->config.tokens_per_unit;
@@ -75,7 +82,7 @@ ResizeResult Request::grow(const Target& target, Stream stream) {
     return ResizeResult::kPastWindow;
   }
   try {
-    if (dense && !resize_dense(target.capacity, target.history, stream)) {
+    if (dense && !dense->resize(target.capacity, target.history, stream, StepAtHand::kRedone)) {
       keep_pages(pages_before);
       return ResizeResult::kOutOfPages;
     }
@@ -88,14 +95,6 @@ ResizeResult Request::grow(const Target& target, Stream stream) {
   tokens = target.capacity;
   history = target.history;
   return ResizeResult::kOk;
-}
-
-// Scratch of a step that was aborted goes first: its pages were never written.
-bool Request::resize_dense(std::int32_t capacity, std::int32_t history_length, Stream stream) {
-  if (dense->has_scratch_slots() && dense->capacity() > tokens && batch != nullptr) {
-    dense->drop_step(stream);
-  }
-  return dense->resize(capacity, history_length, stream);
 }
 
 std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {

@@ -1,5 +1,5 @@
-// A set of rows as bits: what a step costs must follow the rows that changed, and a pass over the words
-// of 3,000 rows is 47 loads.
+// A set of rows as bits: what a step costs must follow the rows that changed, and a pass over the
+// words of 3,000 rows is 47 loads.
 #pragma once
 
 #include <algorithm>

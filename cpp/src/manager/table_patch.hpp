@@ -1,5 +1,5 @@
-// Collects what has to change in a Batch's device memory, as runs of words, and sends all of it in one
-// piece. Its memory is kept from publish to publish.
+// Collects what has to change in a Batch's device memory, as runs of words, and sends all of it in
+// one piece. Its memory is kept from publish to publish.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ class TablePatch {
   // `base` is word 0 of the memory.
   explicit TablePatch(std::int32_t* base) : base_(base) {}
 
-  // What a backend stages for every row with all its tables, [layer_groups][rows][pages], and counts.
+  // What a backend stages for every row with all its tables, [layer_groups][rows][pages], and
+  // counts.
   [[nodiscard]] static std::int64_t most_bytes(std::int64_t rows, std::int64_t layer_groups,
                                                std::int64_t pages);
 

@@ -1,5 +1,7 @@
 #include "sparse/arena.hpp"
 
+#include <string>
+
 namespace sparse_kvcm {
 
 Arena::Arena(const KvCacheManagerConfig& config, Backend& backend)
@@ -25,12 +27,15 @@ std::int64_t Arena::last_bytes(const KvCacheManagerConfig& config) {
 void Arena::add_group(const KvCacheManagerConfig& config, const SelectionGroupConfig& selection,
                       Backend& backend) {
   const UnitLayout& layout = selection.layout;
-  const auto allocate = [&](std::int64_t bytes) {
-    return backend.allocate_device(static_cast<std::size_t>(bytes));
+  const auto allocate = [&](std::int64_t bytes, const std::string& part) {
+    return allocate_part(backend, static_cast<std::size_t>(bytes), "KvCacheManager", part);
   };
+  const std::string name = "selection group " + std::to_string(groups_.size());
   Group group;
   for (std::size_t member = 0; member < selection.layers.size(); ++member) {
-    group.members.push_back(allocate(member_bytes(config, selection)));
+    group.members.push_back(
+        allocate(member_bytes(config, selection),
+                 "the arena of layer " + std::to_string(selection.layers[member])));
   }
   const auto num_members = static_cast<std::int32_t>(selection.layers.size());
   for (const HostPiece& piece : pack_host_row(layout, num_members).pieces) {
@@ -38,8 +43,8 @@ void Arena::add_group(const KvCacheManagerConfig& config, const SelectionGroupCo
     group.pieces.push_back({base + layout.region_offset(piece.region, config.units_per_page()),
                             layout.page_bytes(config.units_per_page()), piece.bytes, piece.offset});
   }
-  group.entries = allocate(entries_bytes(config));
-  group.last = allocate(last_bytes(config));
+  group.entries = allocate(entries_bytes(config), "entries of " + name);
+  group.last = allocate(last_bytes(config), "clocks of " + name);
   all_entries_.push_back(reinterpret_cast<Entry*>(group.entries->device_data()));
   all_last_.push_back(reinterpret_cast<std::uint32_t*>(group.last->device_data()));
   groups_.push_back(std::move(group));

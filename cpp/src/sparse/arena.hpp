@@ -19,7 +19,7 @@ namespace sparse_kvcm {
 
 class Arena {
  public:
-  // Throws std::bad_alloc if the memory is not there. REQUIRES: a checked config.
+  // Throws DeviceMemoryError if the memory is not there. REQUIRES: a checked config.
   Arena(const KvCacheManagerConfig& config, Backend& backend);
 
   // What the constructor allocates: for one member layer of `group`, and per selection group.

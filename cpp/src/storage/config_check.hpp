@@ -10,8 +10,8 @@
 
 namespace sparse_kvcm {
 
-// Throw InvalidArgument in the name of `function`, for a value outside [low, high], a page or a batch
-// that is wrong.
+// Throw InvalidArgument in the name of `function`, for a value outside [low, high], a page or a
+// batch that is wrong.
 template <class T>
 void check_range(const char* function, std::string_view field, T value, T low, T high) {
   if (value < low || value > high) {

@@ -18,8 +18,8 @@ namespace sparse_kvcm {
 
 class HostHistory {
  public:
-  // Of a storage whose pools are filled. Without sparse layers there is no history, and no page of it is
-  // ever asked for: taking them succeeds and takes none.
+  // Of a storage whose pools are filled. Without sparse layers there is no history: taking pages
+  // succeeds, and takes none.
   explicit HostHistory(StorageState& storage);
 
   // The sparse layer group; -1 = none.

@@ -163,8 +163,8 @@ void PageAllocator::take_front(Runs::iterator run, std::int32_t count,
   num_free_ -= count;
 }
 
-// Adds an unclaimed run, what of it lies below the target, and joins it with the unclaimed runs that
-// touch it.
+// Adds an unclaimed run, what of it lies below the target, and joins it with the unclaimed runs
+// that touch it.
 void PageAllocator::insert_free(std::int32_t first, std::int32_t size) {
   if (first + size > target_) {
     const std::int32_t beyond = std::max(first, target_);

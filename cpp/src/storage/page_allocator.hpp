@@ -38,8 +38,8 @@ class PageAllocator {
   // there was. Never shrinks.
   bool grow(std::vector<std::int32_t>& pages, std::int32_t count, std::int32_t expected);
 
-  // Makes one more request an owner of `pages`, which are in use: they are free again when each owner
-  // has given them back.
+  // Makes one more request an owner of `pages`, which are in use: they are free again when each
+  // owner has given them back.
   void share(std::span<const std::int32_t> pages);
 
   // Gives back all but the first `count` pages. No-op if there are no more than that.

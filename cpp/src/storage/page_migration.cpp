@@ -24,6 +24,7 @@ PageMigration::~PageMigration() {
 }
 
 bool PageMigration::reserve(std::int32_t history_length, Stream stream) {
+  storage_.settle();
   history_length_ = history_length;
   const auto num_groups = static_cast<std::int32_t>(groups_.size());
   for (std::int32_t g = 0; g < num_groups; ++g) {
@@ -56,8 +57,8 @@ void PageMigration::plan(std::int32_t layer_group, std::int32_t history_length) 
   }
 }
 
-// All pool groups of the device, with what the request takes there: one that is full already holds up
-// every request, so that those which run can still grow.
+// All pool groups of the device, with what the request takes there: one that is full already holds
+// up every request, so that those which run can still grow.
 bool PageMigration::fits_on_device() const {
   const StorageLayout& layout = storage_.layout;
   for (std::size_t p = 0; p < storage_.pool_groups.size(); ++p) {
@@ -95,10 +96,17 @@ void PageMigration::copy(Stream stream) const {
   }
 }
 
-void PageMigration::fence_behind(const EventPtr& fence) noexcept {
-  for (Group& moving : groups_) {
-    for (Slot& slot : moving.taken) slot.ready = fence;
+// NOLINTNEXTLINE(bugprone-exception-escape): as ~PageMigration.
+void PageMigration::give_back(Stream stream) noexcept {
+  std::vector<SlotOfGroup> slots;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto layer_group = static_cast<std::int32_t>(g);
+    for (const Slot& slot : groups_[g].taken) {
+      slots.push_back({layer_group, slot.id, direction_ == PageDirection::kToHost});
+    }
+    groups_[g].taken.clear();
   }
+  storage_.give_back(stream, std::move(slots));
 }
 
 // A page lies in one piece on the host, its parts in the order of the pools.

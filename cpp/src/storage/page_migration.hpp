@@ -1,6 +1,6 @@
-// Moves the dense pages of a request to the host or back, in three steps, so that several things can
-// succeed or fail together: reserve every slot on the other side, copy, commit. What is not committed
-// is given back.
+// Moves the dense pages of a request to the host or back, in three steps, so that several things
+// can succeed or fail together: reserve every slot on the other side, copy, commit. What is not
+// committed is given back.
 //
 // Thread-compatible with its RequestPages, which it must not outlive.
 #pragma once
@@ -26,11 +26,12 @@ class PageMigration {
   // beyond max_util_for_resume. `stream` waits until the slots may be written.
   // Throws what the device throws.
   [[nodiscard]] bool reserve(std::int32_t history_length, Stream stream);
-  // Enqueues the copies, one per layer group and pool. If it throws some may be on their way, so the
-  // caller has to fence `stream` before others take the slots.
+  // Enqueues the copies, one per layer group and pool. If it throws some may be on their way, so
+  // the caller has to fence `stream` before others take the slots.
   void copy(Stream stream) const;
-  // After a copy that failed: what was reserved goes back to be written behind `fence`.
-  void fence_behind(const EventPtr& fence) noexcept;
+  // After a copy that failed: what was reserved goes back, for reuse after the work that `stream`
+  // has.
+  void give_back(Stream stream) noexcept;
   // The request has moved; `copied` lies behind the copies.
   void commit(const EventPtr& copied) noexcept;
   // What it moves.

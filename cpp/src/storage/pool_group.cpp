@@ -21,7 +21,7 @@ std::variant<SlotAllocator, PageAllocator> make_allocator(const PoolGroupDesc& d
 std::size_t chunk_bytes(const PoolMemory& memory, std::int64_t slot_bytes) {
   const std::size_t most = memory.driver->most_opened();
   if (memory.size == PoolSize::kChanges || most == 0) return 0;
-  return chunk_size(most, static_cast<std::size_t>(slot_bytes));
+  return chunk_size(most, static_cast<std::size_t>(slot_bytes), system_page_bytes());
 }
 
 }  // namespace

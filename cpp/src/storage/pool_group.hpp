@@ -42,8 +42,8 @@ class PoolGroup {
   void grow(std::int32_t num_slots);
   // Fewer. Memory stays until trim().
   void shrink(std::int32_t num_slots);
-  // Whether there is memory that no slot needs; unmaps it. REQUIRES: synchronize() before, which waits
-  // for the device.
+  // Whether there is memory that no slot needs; unmaps it. REQUIRES: synchronize() before, which
+  // waits for the device.
   [[nodiscard]] bool has_spare_memory() const;
   void trim();
   void synchronize() const { pools_.front().memory->synchronize(); }

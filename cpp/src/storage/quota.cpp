@@ -23,7 +23,8 @@ constexpr std::int64_t kLeastGranule = std::int64_t{2} << 20;
 constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();  // ids have 32 bits
 constexpr std::int64_t kMaxQuota = std::int64_t{1} << 60;
-constexpr double kMaxBytes = 4e18;
+// Stands for all that is more: no quota has it, and two of them fit 64 bits.
+constexpr std::int64_t kMaxBytes = 4'000'000'000'000'000'000;
 
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
@@ -58,7 +59,10 @@ std::int64_t granules_for(const std::vector<std::int64_t>& slot_bytes, std::int6
                           std::int64_t granule) {
   std::int64_t granules = 0;
   for (const std::int64_t bytes : slot_bytes) {
-    granules += std::max<std::int64_t>(1, ceil_div(bytes * num_slots, granule));
+    const bool fits = num_slots <= kMaxBytes / bytes;
+    const std::int64_t wanted = fits ? bytes * num_slots : kMaxBytes;
+    granules = std::min(granules + std::max<std::int64_t>(1, ceil_div(wanted, granule)),
+                        ceil_div(kMaxBytes, granule));
   }
   return granules;
 }
@@ -102,8 +106,8 @@ std::vector<double> StorageLayout::pool_ratio() const {
   return weights;
 }
 
-// Suspended pages need no more than they are, and part of one request's are of no use; history can use
-// whatever there is.
+// Suspended pages need no more than they are, and part of one request's are of no use; history can
+// use whatever there is.
 void StorageLayout::leave_rest_to_history(std::int64_t granules, std::int64_t granule,
                                           std::vector<std::int64_t>& slots) const {
   const auto history = std::ranges::find(pool_groups_, true, &PoolGroupDesc::is_sparse);
@@ -149,7 +153,7 @@ std::int64_t StorageLayout::get_num_bytes(std::int32_t pool_group, std::int64_t 
   }
   const PoolGroupDesc& group = pool_groups_[static_cast<std::size_t>(pool_group)];
   const double bytes = static_cast<double>(num_slots) * static_cast<double>(sum(group.slot_bytes));
-  if (num_slots < 0 || num_slots > kMaxSlots || bytes > kMaxBytes) {
+  if (num_slots < 0 || num_slots > kMaxSlots || bytes > static_cast<double>(kMaxBytes)) {
     fail_argument(kFunction, "num_slots must be in [0, ", kMaxSlots,
                   "] and take less than 4e18 bytes, got ", num_slots, " for pool group ",
                   pool_group);
@@ -195,7 +199,8 @@ std::vector<std::int64_t> StorageLayout::slots_for_quota(std::int32_t level,
 
   const std::int64_t all_granules = effective_quota(level, quota) / granule;
   std::int64_t granules = all_granules;
-  // Host history with a set size takes it before the rest is dealt, if the floors of the rest let it.
+  // Host history with a set size takes it before the rest is dealt, if the floors of the rest let
+  // it.
   const auto history = std::ranges::find_if(
       hands, [&](const Hand& hand) { return pool_groups_[hand.pool_group].is_sparse; });
   bool history_is_set = false;

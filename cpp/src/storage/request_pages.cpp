@@ -24,15 +24,27 @@ RequestPages::RequestPages(std::shared_ptr<StorageState> storage, std::int32_t e
       scope_(scope),
       scratch_reuse_(storage_->layout.config().swa_scratch_reuse.has_value()) {}
 
-RequestPages::~RequestPages() { close(last_stream_); }
+RequestPages::~RequestPages() { close(); }
+
+std::unique_lock<std::mutex> RequestPages::lock() const { return storage_->lock_unless_owned(); }
+
+std::int32_t RequestPages::capacity() const {
+  const auto held = lock();
+  return capacity_;
+}
+
+std::int32_t RequestPages::history_length() const {
+  const auto held = lock();
+  return history_length_;
+}
 
 void RequestPages::check_usable(const char* function, Stream stream) const {
   if (closed_) fail_state(function, "the request is closed");
   if (storage_->backend->is_capturing(stream)) fail_state(function, "the stream is capturing");
 }
 
-void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length,
-                                Stream stream) const {
+void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_length, Stream stream,
+                                StepAtHand step) const {
   constexpr const char* kFunction = "RequestPages.resize";
   check_usable(kFunction, stream);
   if (suspended_) fail_state(kFunction, "the request is suspended; resume it first");
@@ -47,7 +59,8 @@ void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_leng
     fail_argument(kFunction, "capacity must fit an index buffer of ", table.buffer.size(),
                   " pages, got ", capacity, ", ", pages, " pages");
   }
-  if (!has_scratch_slots()) return;
+  if (!any_scratch()) return;
+  if (step == StepAtHand::kRedone && history_length == history_length_) return;
   const std::int32_t rewind = storage_->layout.config().swa_scratch_reuse->max_rewind_len;
   const std::int32_t least = std::max(0, capacity_ - rewind);
   if (history_length < least || history_length > capacity_) {
@@ -55,6 +68,13 @@ void RequestPages::check_resize(std::int32_t capacity, std::int32_t history_leng
                   "], the step at hand less max_rewind_len, while pages are in scratch, got ",
                   history_length);
   }
+}
+
+bool RequestPages::holds(std::int32_t history_length) const {
+  const auto held = lock();
+  if (history_length > capacity_) return false;
+  if (!any_scratch() || history_length == history_length_) return true;
+  return history_length >= capacity_ - storage_->layout.config().swa_scratch_reuse->max_rewind_len;
 }
 
 // A layer group whose pool group could not hold the request if it had no other, or -1: asked before
@@ -74,9 +94,10 @@ std::int32_t RequestPages::hopeless_group(KvCacheDesc request) const {
   return -1;
 }
 
-// Most steps of decoding: the new token falls into a page that is there, and no page leaves a window.
-// (What was in scratch is stale now, so a step behind one never keeps its tables.)
+// Most steps of decoding: the new token falls into a page that is there, and no page leaves a
+// window.
 bool RequestPages::keeps_tables(KvCacheDesc request) const {
+  if (any_scratch()) return false;
   const StorageLayout& layout = storage_->layout;
   const std::int32_t tokens = layout.config().tokens_per_block;
   if (ceil_div(request.capacity, tokens) != ceil_div(capacity_, tokens)) return false;
@@ -91,12 +112,14 @@ bool RequestPages::keeps_tables(KvCacheDesc request) const {
   return true;
 }
 
-bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream) {
-  check_resize(capacity, history_length, stream);
-  last_stream_ = stream;
+bool RequestPages::resize(std::int32_t capacity, std::int32_t history_length, Stream stream,
+                          StepAtHand step) {
+  const auto held = lock();
+  check_resize(capacity, history_length, stream, step);
   if (!keeps_tables({capacity, history_length}) && !move(capacity, history_length, stream)) {
     return false;
   }
+  last_stream_ = stream;
   capacity_ = capacity;
   history_length_ = history_length;
   return true;
@@ -135,8 +158,8 @@ bool RequestPages::plan_group(std::int32_t layer_group, KvCacheDesc request, Pla
   return grow_sparse(layer_group, request.capacity);
 }
 
-// Host pages for the whole capacity, in one run where possible. What was taken shows by the size that
-// the plan remembers.
+// Host pages for the whole capacity, in one run where possible. What was taken shows by the size
+// that the plan remembers.
 bool RequestPages::grow_sparse(std::int32_t layer_group, std::int32_t capacity) {
   const std::int32_t tokens = storage_->layout.config().tokens_per_block;
   const std::int32_t pages = ceil_div(capacity, tokens);
@@ -202,9 +225,9 @@ void RequestPages::undo(std::vector<Plan>& plans) {
 }
 
 void RequestPages::drop_step(Stream stream) {
+  const auto held = lock();
   check_usable("RequestPages.drop_step", stream);
   if (suspended_) return;
-  last_stream_ = stream;
   std::vector<Plan> plans(tables_.size());
   const std::int32_t tokens = storage_->layout.config().tokens_per_block;
   const std::int32_t pages = ceil_div(history_length_, tokens);
@@ -223,14 +246,26 @@ void RequestPages::drop_step(Stream stream) {
     }
   }
   commit(plans, history_length_, stream);
+  last_stream_ = stream;
   capacity_ = history_length_;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only a slot that is not in use is refused.
 void RequestPages::close(Stream stream) noexcept {
+  const auto held = lock();
+  close_on(stream);
+}
+
+// NOLINTNEXTLINE(bugprone-exception-escape)
+void RequestPages::close() noexcept {
+  const auto held = lock();
+  close_on(last_stream_);
+}
+
+void RequestPages::close_on(Stream stream) {
   if (closed_) return;
   closed_ = true;
-  drop_index_bufs();
+  drop_buffers();
   std::vector<SlotOfGroup> given;
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
@@ -254,57 +289,8 @@ void RequestPages::close(Stream stream) noexcept {
   capacity_ = 0;
 }
 
-std::span<const std::int32_t> RequestPages::get_base_page_indices(std::int32_t layer_group) const {
-  return table("RequestPages.get_base_page_indices", layer_group).slots;
-}
-
-void RequestPages::copy_base_page_indices(std::int32_t layer_group,
-                                          std::span<std::int32_t> indices) const {
-  constexpr const char* kFunction = "RequestPages.copy_base_page_indices";
-  const std::vector<std::int32_t>& slots = table(kFunction, layer_group).slots;
-  if (indices.size() < slots.size()) {
-    fail_argument(kFunction, "indices must have at least ", slots.size(),
-                  " entries, one per page, got ", indices.size());
-  }
-  const auto end = std::ranges::copy(slots, indices.begin()).out;
-  std::fill(end, indices.end(), kBadPageIndex);
-}
-
-void RequestPages::set_base_page_index_buf(std::int32_t layer_group,
-                                           std::span<std::int32_t> buffer) {
-  constexpr const char* kFunction = "RequestPages.set_base_page_index_buf";
-  if (closed_) fail_state(kFunction, "the request is closed");
-  static_cast<void>(table(kFunction, layer_group));
-  Table& table = tables_[static_cast<std::size_t>(layer_group)];
-  if (!buffer.empty() && buffer.size() < table.slots.size()) {
-    fail_argument(kFunction, "buffer must have at least ", table.slots.size(),
-                  " entries, one per page, got ", buffer.size());
-  }
-  table.buffer = buffer;
-  if (!buffer.empty()) copy_base_page_indices(layer_group, buffer);
-}
-
-void RequestPages::drop_index_bufs() noexcept {
-  for (Table& table : tables_) {
-    std::ranges::fill(table.buffer, kBadPageIndex);
-    table.buffer = {};
-  }
-}
-
-void RequestPages::track_changes(bool on) {
-  forget_changes();
-  track_changes_ = on;
-}
-
-std::span<const std::int32_t> RequestPages::changes(std::int32_t layer_group) const {
-  return table("RequestPages.changes", layer_group).changes;
-}
-
-void RequestPages::forget_changes() {
-  for (Table& table : tables_) table.changes.clear();
-}
-
 std::vector<LayerGroupStatistics> RequestPages::get_and_reset_statistics() {
+  const auto held = lock();
   std::vector<LayerGroupStatistics> fresh(counters_.size());
   return std::exchange(counters_, std::move(fresh));
 }
@@ -312,37 +298,6 @@ std::vector<LayerGroupStatistics> RequestPages::get_and_reset_statistics() {
 void RequestPages::count(std::int32_t layer_group, const LayerGroupStatistics& more) {
   storage_->count(layer_group, more);
   counters_[static_cast<std::size_t>(layer_group)] += more;
-}
-
-PageRange RequestPages::get_swa_scratch_range(std::int32_t layer_group) const {
-  return table("RequestPages.get_swa_scratch_range", layer_group).scratch;
-}
-
-std::span<const std::int32_t> RequestPages::get_scratch_slots(std::int32_t layer_group) const {
-  return table("RequestPages.get_scratch_slots", layer_group).scratch_slots;
-}
-
-bool RequestPages::has_scratch_slots() const {
-  return std::ranges::any_of(tables_, [](const Table& t) { return !t.scratch_slots.empty(); });
-}
-
-void RequestPages::set_enable_swa_scratch_reuse(bool enable) {
-  constexpr const char* kFunction = "RequestPages.enable_swa_scratch_reuse";
-  if (enable && !storage_->layout.config().swa_scratch_reuse) {
-    fail_argument(kFunction, "must be False without swa_scratch_reuse in the config, got True");
-  }
-  if (!enable && has_scratch_slots()) {
-    fail_argument(kFunction, "must be True while pages of the step are in scratch, got False");
-  }
-  scratch_reuse_ = enable;
-}
-
-const RequestPages::Table& RequestPages::table(const char* function,
-                                               std::int32_t layer_group) const {
-  if (layer_group < 0 || std::cmp_greater_equal(layer_group, tables_.size())) {
-    fail_argument(function, "layer_group must be in [0, ", tables_.size(), "), got ", layer_group);
-  }
-  return tables_[static_cast<std::size_t>(layer_group)];
 }
 
 bool RequestPages::is_sparse(std::int32_t layer_group) const {

@@ -1,5 +1,5 @@
-// The next state of one layer group's table, and how to get there: as what changes, so that a step of a
-// long request costs what it changes.
+// The next state of one layer group's table, and how to get there: as what changes, so that a step
+// of a long request costs what it changes.
 #pragma once
 
 #include <cstdint>

@@ -38,15 +38,6 @@ std::int64_t part_behind(PageRange range, std::int32_t first) {
   return std::max(0, range.end - std::max(range.begin, first));
 }
 
-// Of a request on its way to `length` tokens; `prefill` from StorageLayout::prefill_slots.
-std::int64_t most_slots(const LifeCycle& life_cycle, std::int32_t tokens_per_block,
-                        std::int32_t length, const std::vector<std::int64_t>& prefill) {
-  const std::int64_t decoding = most_pages(life_cycle, tokens_per_block, length);
-  if (length == 0 || prefill.empty()) return decoding;
-  const auto page = static_cast<std::size_t>((length - 1) / tokens_per_block);
-  return std::max(decoding, prefill[std::min(page, prefill.size() - 1)]);
-}
-
 PageRange part_before(PageRange range, std::int32_t end) {
   return {std::min(range.begin, end), std::min(range.end, end)};
 }
@@ -157,13 +148,8 @@ std::vector<std::int64_t> StorageLayout::cold_slots_of(const BatchDesc& suspende
 
 std::vector<std::int64_t> StorageLayout::cold_slots() const { return cold_slots_of(suspended()); }
 
-// Element i: the most slots that a request has in a window's layer group while it is prefilled to
-// i pages and a token, and before; empty if no step of the config has more than one token. The last
-// element stands for all that follow: from there on steps repeat. A length between page borders needs
-// no more than the one behind the border.
-std::vector<std::int64_t> StorageLayout::prefill_slots(std::int32_t layer_group,
-                                                       std::int32_t upper) const {
-  const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
+// The longest step of the config in whole pages, in tokens; 0 if none has more than one token.
+std::int64_t StorageLayout::prefill_step() const {
   std::vector<BatchDesc> batches = config_.constraints;
   if (config_.typical_step) batches.push_back(*config_.typical_step);
   std::int64_t step = 0;
@@ -172,20 +158,26 @@ std::vector<std::int64_t> StorageLayout::prefill_slots(std::int32_t layer_group,
       step = std::max<std::int64_t>(step, request.capacity - request.history_length);
     }
   }
-  std::vector<std::int64_t> slots;
-  if (step <= 1 || !life_cycle.sliding_window_size) return slots;
-  const std::int64_t page = config_.tokens_per_block;
-  step = round_up(step, page);
-  std::int64_t behind = std::int64_t{*life_cycle.sliding_window_size} + life_cycle.num_sink_tokens;
-  if (config_.swa_scratch_reuse) behind += config_.swa_scratch_reuse->max_rewind_len;
-  const std::int64_t last = std::min<std::int64_t>(round_up(behind + page, step) + 2 * step, upper);
-  for (std::int64_t length = 1; length <= last; length += page) {
-    const auto history = static_cast<std::int32_t>((length - 1) / step * step);
-    const BatchDesc batch{{{static_cast<std::int32_t>(length), history}}, 0};
-    const std::int64_t before = slots.empty() ? 0 : slots.back();
-    slots.push_back(std::max(before, count_slots_of(layer_group, batch)));
-  }
-  return slots;
+  return step <= 1 ? 0 : round_up<std::int64_t>(step, config_.tokens_per_block);
+}
+
+// On the way to `length` tokens. Within a step of a prefill the slots never fall, since a page more
+// puts at most one more in scratch; nor do they from the end of one step to that of the next, by
+// which at most as many pages become stale or scratch as are written. So the page at hand and the
+// last one of the step before it stand for all. A length between page borders needs no more than
+// the one behind the border.
+std::int64_t StorageLayout::most_slots(std::int32_t layer_group, std::int32_t length,
+                                       std::int64_t step) const {
+  const LifeCycle& life_cycle = layer_groups_[static_cast<std::size_t>(layer_group)].life_cycle;
+  const std::int32_t page = config_.tokens_per_block;
+  const std::int64_t decoding = most_pages(life_cycle, page, length);
+  if (step == 0 || length == 0 || !life_cycle.sliding_window_size) return decoding;
+  const std::int32_t last = (length - 1) / page * page;
+  const auto history = static_cast<std::int32_t>(last / step * step);
+  const std::int64_t now = count_slots_of(layer_group, {{{last + 1, history}}, 0});
+  if (history == 0) return std::max(decoding, now);
+  const KvCacheDesc before{history - page + 1, static_cast<std::int32_t>(history - step)};
+  return std::max({decoding, now, count_slots_of(layer_group, {{before}, 0})});
 }
 
 std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& totals,
@@ -197,20 +189,13 @@ std::int32_t StorageLayout::clamp_max_seq_len(const std::vector<std::int64_t>& t
     fail_argument(kFunction, "totals must have one element per pool group, ", pool_groups_.size(),
                   ", got ", totals.size());
   }
-  std::vector<std::vector<std::int64_t>> prefill;
-  prefill.reserve(layer_groups_.size());
-  for (std::size_t g = 0; g < layer_groups_.size(); ++g) {
-    prefill.push_back(prefill_slots(static_cast<std::int32_t>(g), upper));
-  }
+  const std::int64_t step = prefill_step();
   auto batch_fits = [&](std::int32_t length) {
     for (std::size_t g = 0; g < pool_groups_.size(); ++g) {
       const PoolGroupDesc& pools = pool_groups_[g];
       std::int64_t slots = 0;
       for (const std::int32_t id : pools.layer_groups) {
-        const auto group = static_cast<std::size_t>(id);
-        slots += batch_size - 1 +
-                 most_slots(layer_groups_[group].life_cycle, config_.tokens_per_block, length,
-                            prefill[group]);
+        slots += batch_size - 1 + most_slots(id, length, step);
       }
       if (!pools.is_cold && !fits(slots, totals[g], config_.max_util_for_resume)) return false;
     }

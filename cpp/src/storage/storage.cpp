@@ -89,6 +89,7 @@ std::int64_t Storage::get_page_index_upper_bound(std::int32_t layer_id,
                                                  std::string_view role) const {
   const BufferPlace& place =
       dense_place(*state_, "Storage.get_page_index_upper_bound", layer_id, role);
+  const auto held = state_->lock();
   const std::int64_t slots =
       state_->pool_groups[static_cast<std::size_t>(place.pool_group)].num_addressed();
   const PageIndexConverter& converter = place.converter;
@@ -96,6 +97,7 @@ std::int64_t Storage::get_page_index_upper_bound(std::int32_t layer_id,
 }
 
 std::vector<std::vector<PoolDesc>> Storage::pool_group_descs() const {
+  const auto held = state_->lock();
   std::vector<std::vector<PoolDesc>> descs;
   for (std::size_t g = 0; g < state_->pool_groups.size(); ++g) {
     const PoolGroupDesc& group = state_->layout.pool_groups()[g];
@@ -114,6 +116,7 @@ std::vector<std::vector<PoolDesc>> Storage::pool_group_descs() const {
 }
 
 MemoryView Storage::pool_memory(std::int32_t pool_group, std::int32_t pool) const {
+  const auto held = state_->lock();
   constexpr const char* kFunction = "Storage.pool_memory";
   const std::vector<PoolGroupDesc>& groups = state_->layout.pool_groups();
   if (pool_group < 0 || std::cmp_greater_equal(pool_group, groups.size())) {
@@ -142,6 +145,7 @@ std::shared_ptr<RequestPages> Storage::create_request_pages(std::int32_t expecte
 }
 
 std::vector<PoolGroupStatistics> Storage::get_storage_statistics(std::int32_t level) const {
+  const auto held = state_->lock();
   state_->check_level("Storage.get_storage_statistics", level);
   std::vector<PoolGroupStatistics> all;
   for (std::size_t g = 0; g < state_->pool_groups.size(); ++g) {
@@ -152,11 +156,13 @@ std::vector<PoolGroupStatistics> Storage::get_storage_statistics(std::int32_t le
 }
 
 std::vector<LayerGroupStatistics> Storage::get_and_reset_statistics() {
+  const auto held = state_->lock();
   std::vector<LayerGroupStatistics> fresh(state_->counters.size());
   return std::exchange(state_->counters, std::move(fresh));
 }
 
 std::int64_t Storage::get_num_bytes(std::int32_t level) const {
+  const auto held = state_->lock();
   state_->check_level("Storage.get_num_bytes", level);
   std::int64_t bytes = 0;
   for (std::size_t g = 0; g < state_->pool_groups.size(); ++g) {
@@ -168,22 +174,31 @@ std::int64_t Storage::get_num_bytes(std::int32_t level) const {
 }
 
 std::int64_t Storage::get_quota(std::int32_t level) const {
+  const auto held = state_->lock();
   state_->check_level("Storage.get_quota", level);
   return state_->quotas[static_cast<std::size_t>(level)];
 }
 
 void Storage::resize(std::int32_t level, std::int64_t quota) {
+  const auto held = state_->lock();
   state_->check_free("Storage.resize");
   state_->resize(level, quota);
 }
-void Storage::trim() { state_->trim(); }
+void Storage::trim() {
+  const auto held = state_->lock();
+  state_->trim();
+}
+
 void Storage::wait_usable(std::int32_t level) const { state_->wait_usable(level); }
 
 std::vector<std::string> Storage::warnings() const { return state_->warnings(); }
 
 std::int32_t Storage::clamp_max_seq_len_for_mem(std::int32_t batch_size, std::int32_t upper) const {
   std::vector<std::int64_t> totals;
-  for (const PoolGroup& group : state_->pool_groups) totals.push_back(group.num_slots());
+  {
+    const auto held = state_->lock();
+    for (const PoolGroup& group : state_->pool_groups) totals.push_back(group.num_slots());
+  }
   return state_->layout.clamp_max_seq_len(totals, batch_size, upper);
 }
 

@@ -210,9 +210,10 @@ void check(const StorageConfig& config) {
   check_tiers(config.cache_tiers);
   check_layers(config);
   check_selection_groups(config);
-  if (!(config.max_util_for_resume > 0) || config.max_util_for_resume > 1) {
-    fail_argument(kFunction, "max_util_for_resume must be in (0, 1], got ",
-                  config.max_util_for_resume);
+  const double util = config.max_util_for_resume;
+  if (!(util >= kLeastUtilForResume && util <= 1)) {
+    fail_argument(kFunction, "max_util_for_resume must be in [", kLeastUtilForResume, ", 1], got ",
+                  util);
   }
   for (std::size_t i = 0; i < config.constraints.size(); ++i) {
     check_batch(kFunction, item("constraints", i), config.constraints[i]);

@@ -240,7 +240,9 @@ bool StorageState::try_release(const Return& given) {
   } catch (...) {
     return false;
   }
-  for (const auto& [group, slot] : given.slots) home(group).slots().release({slot, ready});
+  for (const auto& [group, slot, is_cold] : given.slots) {
+    (is_cold ? cold_home(group) : home(group)).slots().release({slot, ready});
+  }
   return true;
 }
 

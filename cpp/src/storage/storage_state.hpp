@@ -1,8 +1,12 @@
 // What a Storage and the RequestPages on it share. Lives until the last of them is gone.
+//
+// One lock guards all that changes. Storage takes it in every call but wait_usable. RequestPages
+// take it too, unless the storage has an owner: he holds it in all that he does with them.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +19,7 @@ namespace sparse_kvcm {
 struct SlotOfGroup {
   std::int32_t layer_group = 0;
   std::int32_t slot = 0;
+  bool is_cold = false;  // it lies in the cold pools
 };
 
 class StorageState {
@@ -25,7 +30,12 @@ class StorageState {
   StorageState(const StorageState&) = delete;
   StorageState& operator=(const StorageState&) = delete;
 
-  // As Storage's.
+  [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+  [[nodiscard]] std::unique_lock<std::mutex> lock_unless_owned() {
+    return owner_ == nullptr ? lock() : std::unique_lock<std::mutex>();
+  }
+
+  // As Storage's. All that follows expects the lock, but for wait_usable, the checks and warnings.
   void resize(std::int32_t level, std::int64_t quota);
   void trim();
   void wait_usable(std::int32_t level) const;
@@ -38,8 +48,8 @@ class StorageState {
   // Adds to a layer group's counters, if pages are counted.
   void count(std::int32_t layer_group, const LayerGroupStatistics& more);
 
-  // Returns dense slots for reuse after the work that `stream` had. If the device cannot record that
-  // point, they stay in use, and settle() tries again.
+  // Returns dense slots for reuse after the work that `stream` had. If the device cannot record
+  // that point, they stay in use, and settle() tries again.
   void give_back(Stream stream, std::vector<SlotOfGroup> slots) noexcept;
   void settle();
 
@@ -78,6 +88,7 @@ class StorageState {
   void stop_filling() noexcept;
   void check_indices(const std::vector<std::int64_t>& slots) const;
 
+  std::mutex mutex_;
   std::vector<Return> unsettled_;
   const char* owner_;
   std::shared_ptr<Warnings> warnings_;  // drivers have it too

@@ -10,11 +10,18 @@ from typing import Annotated
 
 import typer
 
-from sparse_kvcm._core import cuda_unavailable_reason, read_host_limits
+from sparse_kvcm._core import cuda_unavailable_reason, memory_placement_error, read_host_limits
 from sparse_kvcm.byte_counts import show_bytes
-from sparse_kvcm.sizing.host_memory import host_memory
+from sparse_kvcm.sizing.host_memory import HostTerm, host_memory
 
 NVIDIA = "0x10de"
+# What to do about a reason without CUDA, by words in it.
+_DRIVER_FIXES = {
+    "no CUDA backend": "install again with nvcc in the path, or with SPARSE_KVCM_CUDA=ON",
+    "driver version is insufficient": "install an NVIDIA driver, or a newer one",
+    "no CUDA-capable device": "give the container its GPUs (Docker: --gpus all), and see that "
+    "CUDA_VISIBLE_DEVICES does not hide them",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ def _driver() -> Finding:
     reason = cuda_unavailable_reason()
     if not reason:
         return Finding("driver", "CUDA is available")
-    return Finding("driver", reason, "install a driver, and build with nvcc in the path")
+    fixes = (fix for words, fix in _DRIVER_FIXES.items() if words in reason)
+    return Finding("driver", reason, next(fixes, "see whether nvidia-smi works"))
 
 
 def _links(devices: Path) -> list[Finding]:
@@ -76,19 +84,17 @@ def _links(devices: Path) -> list[Finding]:
 def _host(local_ranks: int, root: str) -> list[Finding]:
     limits = read_host_limits(root)
     memory = host_memory(local_ranks, limits=limits)
-    findings = [Finding(name, show_bytes(left)) for name, left in memory.terms.items()]
+    findings = [Finding(memory.name(term), show_bytes(left)) for term, left in memory.terms.items()]
     if limits.group_left is None:
         findings.append(Finding("control group", "no memory limit"))
     if limits.memlock is None:
         findings.append(Finding("memlock", "no limit"))
-    binds_low = "MEMLOCK" in memory.binding
+    is_low = memory.binding in (HostTerm.MEMLOCK, None)
     pinned = (
         f"{show_bytes(memory.automatic)} by itself, {show_bytes(memory.per_rank)} at most "
-        f"({memory.binding}, {local_ranks} {'rank' if local_ranks == 1 else 'ranks'})"
+        f"({memory.limit}, {local_ranks} {'rank' if local_ranks == 1 else 'ranks'})"
     )
-    findings.append(
-        Finding("would be pinned by a rank", pinned, memory.advice if binds_low else "")
-    )
+    findings.append(Finding("would be pinned by a rank", pinned, memory.advice if is_low else ""))
     return findings
 
 
@@ -105,8 +111,12 @@ def _huge_pages(path: Path) -> Finding:
 
 def _numa(path: Path) -> Finding:
     nodes = len(list(path.glob("node[0-9]*")))
-    fix = "" if nodes < 2 else "a container needs --cap-add SYS_NICE to place memory near the GPU"
-    return Finding("NUMA nodes", str(nodes) if nodes else "not known", fix)
+    found = str(nodes) if nodes else "not known"
+    error = memory_placement_error() if nodes > 1 else ""
+    if not error:
+        return Finding("NUMA nodes", found)
+    fix = "a container needs --cap-add SYS_NICE to place memory near the GPU"
+    return Finding("NUMA nodes", f"{found}, memory cannot be placed: {error}", fix)
 
 
 def _read(path: Path) -> str:

@@ -4,74 +4,48 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import typer
 
-from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm._core import MAX_TIER_BYTES, InvalidArgument
 from sparse_kvcm.byte_counts import parse_bytes
-from sparse_kvcm.models import IndexDtype, KvDtype, load_geometry, presets
-from sparse_kvcm.planner import LOCALITIES, Budgets, Plan, find_locality, make_plan
+from sparse_kvcm.cli import options
+from sparse_kvcm.models import IndexDtype, KvDtype, load_geometry
+from sparse_kvcm.planner import Budgets, Plan, find_locality, make_plan
 from sparse_kvcm.sizing.host_memory import host_memory
-from sparse_kvcm.sizing.workload import MAX_BUDGET, Workload
+from sparse_kvcm.sizing.workload import Workload
 
-_KV = ", ".join(get_args(KvDtype))
-_INDEX = ", ".join(get_args(IndexDtype))
+NOTHING_FITS = 1  # exit status
 
 
 def plan(
-    model: Annotated[
-        str, typer.Option(help=f"One of {', '.join(presets())}, or the path of a config.json.")
-    ],
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 32768,
-    output: Annotated[int, typer.Option(help="Tokens that are generated.")] = 160,
-    device_budget: Annotated[
-        str | None, typer.Option(help="Device bytes of a rank for the KV cache, such as 45.6GB.")
-    ] = None,
-    gpu_memory: Annotated[
-        str | None, typer.Option(help="Instead: memory of the GPU, of which --weights are taken.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Weights and activations of a rank. [default: 0]")
-    ] = None,
-    gpu_fraction: Annotated[
-        float | None, typer.Option(help="Part of the rest that may be used. [default: 0.9]")
-    ] = None,
-    host_memory_size: Annotated[
-        str | None,
-        typer.Option(
-            "--host-memory",
-            help="Bytes of the machine for history, all ranks together; auto: what this machine "
-            "may pin of itself. Without it: as much as is needed.",
-        ),
-    ] = None,
-    local_ranks: Annotated[int, typer.Option(help="Ranks that share the machine.")] = 1,
-    gpu_cache_factor: Annotated[
-        str, typer.Option(help="Cached slots of a request in selections, or auto.")
-    ] = "2",
-    kv_dtype: Annotated[str, typer.Option(help=f"One of {_KV}.")] = "bf16",
-    index_dtype: Annotated[str, typer.Option(help=f"One of {_INDEX}.")] = "fp8",
-    tokens_per_block: Annotated[
-        int, typer.Option(help="Page in tokens; 0: the model's usual one.")
-    ] = 0,
-    max_batch_size: Annotated[int | None, typer.Option(help="Most requests at a time.")] = None,
-    num_batches: Annotated[
-        int, typer.Option(help="Copies of the batch buffers: 2 with an overlap scheduler.")
-    ] = 1,
-    max_util: Annotated[float, typer.Option(help="Most of a pool that requests may take.")] = 0.97,
-    link: Annotated[float, typer.Option(help="Host to device, GB/s.")] = 50.0,
-    step_ms: Annotated[float, typer.Option(help="A decode step without the fetch, ms.")] = 25.0,
-    locality: Annotated[
-        str | None, typer.Option(help=f"Miss curve: one of {', '.join(LOCALITIES)}.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw batch and speed over gpu_cache_factor.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    model: options.Model,
+    prompt: options.Prompt = 32768,
+    output: options.Output = 160,
+    device_budget: options.DeviceBudget = None,
+    gpu_memory: options.GpuMemory = None,
+    weights: options.Weights = None,
+    gpu_fraction: options.GpuFraction = None,
+    host_memory_size: options.HostMemorySize = None,
+    local_ranks: options.LocalRanks = 1,
+    gpu_cache_factor: options.GpuCacheFactor = "2",
+    kv_dtype: options.KvDtypeName = "bf16",
+    index_dtype: options.IndexDtypeName = "fp8",
+    tokens_per_block: options.TokensPerBlock = 0,
+    max_batch_size: options.MaxBatchSize = None,
+    num_batches: options.NumBatches = 1,
+    max_util: options.MaxUtil = 0.97,
+    link: options.Link = 50.0,
+    step_ms: options.StepMs = 25.0,
+    locality: options.LocalityName = None,
+    plot: options.Plot = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Say how many requests a decode worker holds, resident and offloaded, and why not more."""
-    if kv_dtype not in get_args(KvDtype):
-        raise InvalidArgument(f"[plan] --kv-dtype must be one of {_KV}, got {kv_dtype!r}")
+    """Say how many requests a decode worker holds, resident and offloaded, and why not more.
+
+    Exit status: 0 if an offloaded request fits, 1 if none does, 2 for an argument that is wrong.
+    """
     if prompt < 1 or output < 0:
         raise InvalidArgument(
             f"[plan] --prompt must be >= 1 and --output >= 0, got {prompt} and {output}"
@@ -80,7 +54,7 @@ def plan(
     workload = Workload(
         load_geometry(model),
         prompt + output,
-        cast(KvDtype, kv_dtype),
+        _kv_dtype(kv_dtype),
         cast(IndexDtype, index_dtype),
         tokens_per_block=tokens_per_block,
         gpu_cache_factor=2.0 if auto else _to_float("--gpu-cache-factor", gpu_cache_factor),
@@ -95,13 +69,26 @@ def plan(
         max_batch_size,
     )
     curve = find_locality(locality, workload.geometry.name)
-    result = make_plan(workload, budgets, curve, auto_factor=auto)
+    _report(make_plan(workload, budgets, curve, auto_factor=auto), plot, as_json=as_json)
+
+
+def _report(result: Plan, plot: Path | None, *, as_json: bool) -> None:
     if plot is not None:
         _plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         _show(result)
+    if result.offload.max_batch == 0:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _kv_dtype(name: str) -> KvDtype:
+    if name not in get_args(KvDtype):
+        raise InvalidArgument(
+            f"[plan] --kv-dtype must be one of {', '.join(get_args(KvDtype))}, got {name!r}"
+        )
+    return cast(KvDtype, name)
 
 
 def _to_float(option: str, text: str) -> float:
@@ -116,7 +103,7 @@ def _device_bytes(
 ) -> int:
     if budget is not None and memory is None and weights is None and fraction is None:
         size = parse_bytes(budget, "--device-budget")
-        if not 1 <= size <= MAX_BUDGET:
+        if not 1 <= size <= MAX_TIER_BYTES:
             raise InvalidArgument(f"[plan] --device-budget must be in [1, 2^60] B, got {size}")
         return size
     if memory is None or budget is not None:
@@ -130,7 +117,7 @@ def _device_bytes(
     total = parse_bytes(memory, "--gpu-memory")
     used = parse_bytes(weights or "0", "--weights")
     size = int((total - used) * fraction)
-    if not 1 <= size <= MAX_BUDGET:
+    if not 1 <= size <= MAX_TIER_BYTES:
         raise InvalidArgument(
             f"[plan] --gpu-memory less --weights must be in [1, 2^60] B, got {total} less {used}"
         )
@@ -144,7 +131,10 @@ def _host_bytes(size: str | None, local_ranks: int) -> int | None:
         return None
     if size == "auto":
         return host_memory(local_ranks).automatic
-    return parse_bytes(size, "--host-memory") // local_ranks
+    each = parse_bytes(size, "--host-memory") // local_ranks
+    if each > MAX_TIER_BYTES:
+        raise InvalidArgument(f"[plan] --host-memory must be <= 2^60 B a rank, got {each}")
+    return each
 
 
 def _plot(result: Plan, path: Path) -> None:

@@ -39,7 +39,7 @@ def plan_tables(plan: Plan) -> Iterator[Table | str]:
         return
     host = offload.max_batch * offload.host_bytes_per_request
     yield (
-        f"Offloaded, gpu_cache_factor {offload.gpu_cache_factor:g}: a row of "
+        f"Offloaded, gpu_cache_factor {offload.gpu_cache_factor:g}: a lease of "
         f"{offload.row_bytes / 2**20:.1f} MiB, {show_bytes(host)} of host history a rank. "
         f"{offload.misses_per_step:.0f} misses a selection ({plan.locality.name}), "
         f"{show_bytes(offload.fetch_bytes_per_step)} a step, {offload.fetch_ms_per_step:.1f} ms "

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm._core import MAX_TIER_BYTES, InvalidArgument
 from sparse_kvcm.byte_counts import parse_bytes
 
 Model = TypeVar("Model", bound="ConfigModel")
@@ -21,7 +21,9 @@ def _to_bytes(value: Any) -> Any:
 Bytes = Annotated[
     int,
     Field(
-        gt=0, le=1 << 60, description="Bytes; in YAML and JSON also a text such as 45.6GB or 64GiB."
+        gt=0,
+        le=MAX_TIER_BYTES,
+        description="Bytes; in YAML and JSON also a text such as 45.6GB or 64GiB.",
     ),
     BeforeValidator(_to_bytes),
 ]
@@ -45,7 +47,7 @@ class ConfigModel(BaseModel):
         """
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # also of scalars and nests
             raise InvalidArgument(f"[from_text] text must be YAML or JSON: {error}") from error
         return cls.model_validate(values)
 

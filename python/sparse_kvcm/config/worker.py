@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from sparse_kvcm._core import MAX_PAGE_TOKENS, MAX_ROWS
 from sparse_kvcm.config._base import Bytes, ConfigModel
 from sparse_kvcm.config.attention import SparseAttentionConfig
 from sparse_kvcm.models import IndexDtype, KvDtype
@@ -15,11 +16,11 @@ class KvCacheConfig(ConfigModel):
     """Sizes, data types and features of the KV cache."""
 
     tokens_per_block: int | None = Field(
-        None, ge=1, le=65536, description="Page in tokens. None: the model's usual one."
+        None, ge=1, le=MAX_PAGE_TOKENS, description="Page in tokens. None: the model's usual one."
     )
     dtype: KvDtype = Field("bf16", description="Of the units.")
     index_dtype: IndexDtype = Field("fp8", description="Of the indexer's keys.")
-    max_batch_size: int = Field(1, ge=1, le=1 << 20, description="Requests at a time.")
+    max_batch_size: int = Field(1, ge=1, le=MAX_ROWS, description="Requests at a time.")
     max_seq_len: int = Field(4096, ge=1, description="Tokens of the longest request.")
     avg_seq_len: int | None = Field(None, ge=1, description="Tokens of a usual request.")
     max_num_tokens: int = Field(8192, ge=1, description="Tokens of one step, prefill included.")

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.byte_counts import shorten
 from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
+from sparse_kvcm.models.attention_types import AttentionType
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
 
 __all__ = [
+    "AttentionType",
     "DeepSeekV4Geometry",
     "DsaGeometry",
     "IndexDtype",
@@ -79,15 +82,17 @@ def load_geometry(model: str | Path) -> ModelGeometry:
     if preset is not None:
         return geometry_of(preset["config"], str(model))
     path = Path(model)
-    path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        path = path / "config.json" if path.is_dir() else path
+        text = path.read_bytes()
+    except (OSError, ValueError) as error:  # no such file, or no path at all
         raise InvalidArgument(
             f"[load_geometry] model must be one of {', '.join(_read_presets())} or the path of a "
-            f"config.json, got {str(model)!r}"
+            f"config.json, got {shorten(str(model))}"
         ) from error
-    except ValueError as error:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"[load_geometry] {path} must be JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidArgument(f"[load_geometry] {path} must be a JSON object")

@@ -36,7 +36,10 @@ def latent_layout(kv_dtype: KvDtype, rank: int, rope: int) -> UnitLayout:
 
 def compressed_layout(kv_dtype: KvDtype, head_dim: int, rope: int) -> UnitLayout:
     """The record of a DeepSeek-V4 entry, key and value in one."""
+    if kv_dtype == "nvfp4":
+        _check_multiple("head_dim", head_dim, 64, kv_dtype)
     if kv_dtype == "fp8_ds_mla":
+        _check_multiple("head_dim - qk_rope_head_dim", head_dim - rope, 64, kv_dtype)
         data = head_dim - rope + 2 * rope
         return _layout([data, (head_dim - rope) // 64 + 1], kv_dtype, page_alignment=data)
     regions = {
@@ -92,7 +95,7 @@ def _known(regions: dict[str, list[int]], kv_dtype: KvDtype, kind: str) -> list[
 
 
 def _check_multiple(field: str, value: int, of: int, dtype: str) -> None:
-    if value % of:
+    if value < of or value % of:
         kind = "index_dtype" if field.startswith("index") else "kv_dtype"
         raise InvalidArgument(
             f"[ModelGeometry] {kind} must be one that the model's width can have, got {dtype!r}, "

@@ -5,8 +5,8 @@ is what selections choose from, which an offloading worker keeps on the host; it
 the model layer's own id.
 
     DSA           0 KEY, 1 INDEX_KEY of layers that own an indexer
-    DeepSeek-V4   0 COMPRESS and 1 INDEX_KEY of ratio 4, 2 the sliding window of all layers, 3 the
-                  compressors' state at ratio 4, 4 COMPRESS and 5 the state at ratio 128
+    DeepSeek-V4   0 COMPRESS and 1 INDEXER_COMPRESS of ratio 4, 2 SWA of all layers, 3 the
+                  compressors' states at ratio 4, 4 COMPRESS and 5 the states at ratio 128
 """
 
 from __future__ import annotations
@@ -16,12 +16,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sparse_kvcm._core import BufferConfig, InvalidArgument, LayerConfig, UnitLayout
+from sparse_kvcm._core import (
+    MAX_CACHED_SLOTS,
+    BufferConfig,
+    InvalidArgument,
+    LayerConfig,
+    UnitLayout,
+)
 from sparse_kvcm.models import _dtypes
 from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
-from sparse_kvcm.models._fields import FUNCTION, MOST_LAYERS, read_int, read_ints
+from sparse_kvcm.models._fields import FUNCTION, MOST_LAYERS, read_int
+from sparse_kvcm.models._ratios import read_ratios
+from sparse_kvcm.models.attention_types import (
+    BLOCK_SCALE_ROLE,
+    STATES,
+    AttentionType,
+    overlap,
+    state_rows,
+)
 
-MAX_TOP_K = 65_535  # a lease has no more cached slots
+MAX_TOP_K = MAX_CACHED_SLOTS
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,8 @@ class ModelGeometry(ABC):
     """
 
     algorithm: ClassVar[str]
+    unit_roles: ClassVar[tuple[str, str]] = ("KEY", "KEY_BLOCK_SCALE")
+    index_role: ClassVar[str] = "INDEX_KEY"
 
     name: str
     num_layers: int
@@ -69,7 +85,7 @@ class ModelGeometry(ABC):
 
     def region_roles(self, kv_dtype: KvDtype) -> tuple[str, ...]:
         """Roles of a unit's regions where each is a buffer of its own; none if KEY has them all."""
-        return ("KEY", "KEY_BLOCK_SCALE") if kv_dtype == "nvfp4" else ()
+        return self.unit_roles if kv_dtype == "nvfp4" else ()
 
     def index_layout(self, index_dtype: IndexDtype) -> UnitLayout:
         """Bytes of an index key: data, then scales if it has some."""
@@ -123,12 +139,13 @@ class ModelGeometry(ABC):
     def sparse_layers(
         self, tokens_per_block: int, kv_dtype: KvDtype, *, is_sparse: bool = True
     ) -> list[LayerConfig]:
-        """Storage layers that selections choose from."""
+        """Storage layers that selections choose from; the engine calls them KEY when sparse."""
         self.check_page(tokens_per_block, kv_dtype)
         units = tokens_per_block // self.tokens_per_unit
         layout = self.unit_layout(kv_dtype)
-        pages = {"KEY": layout.page_bytes(units)}
-        if roles := self.region_roles(kv_dtype):
+        roles = ModelGeometry.unit_roles if is_sparse else self.unit_roles
+        pages = {roles[0]: layout.page_bytes(units)}
+        if kv_dtype == "nvfp4":  # scales are a buffer of their own
             pages = {
                 role: size * units for role, size in zip(roles, layout.region_bytes, strict=True)
             }
@@ -137,7 +154,7 @@ class ModelGeometry(ABC):
 
     def _index_layers(self, tokens: int, index: IndexDtype) -> list[LayerConfig]:
         page = self.index_layout(index).page_bytes(tokens // self.tokens_per_unit)
-        return [self._storage_layer(1, group[0], {"INDEX_KEY": page}) for group in self.groups]
+        return [self._storage_layer(1, group[0], {self.index_role: page}) for group in self.groups]
 
     def _storage_layer(
         self, kind: int, layer: int, page_bytes: Mapping[str, int], window: int | None = None
@@ -239,6 +256,8 @@ class DeepSeekV4Geometry(ModelGeometry):
     """DeepSeek-V4: windows, entries of 4 tokens that are selected, entries of 128 that are not."""
 
     algorithm: ClassVar[str] = "deepseek_v4"
+    unit_roles: ClassVar[tuple[str, str]] = (AttentionType.COMPRESS.role, BLOCK_SCALE_ROLE)
+    index_role: ClassVar[str] = AttentionType.INDEXER_COMPRESS.role
 
     head_dim: int = 512
     qk_rope_head_dim: int = 64
@@ -262,38 +281,58 @@ class DeepSeekV4Geometry(ModelGeometry):
                 f"[{FUNCTION}] tokens_per_block must be a multiple of 128, got {tokens_per_block}"
             )
 
+    def window_layout(self, kv_dtype: KvDtype) -> UnitLayout:
+        """The record of a window's token, and of an entry of ratio 128."""
+        return self.unit_layout(_dtypes.window_dtype(kv_dtype))
+
+    def state_width(self, kind: AttentionType, ratio: int) -> int:
+        """Elements of one input of a compressor."""
+        indexes = kind in STATES[2:]
+        return overlap(ratio) * (self.index_head_dim if indexes else self.head_dim)
+
+    def storage_layer_of(self, kind: AttentionType, layer: int) -> int:
+        """The storage layer that has a model layer's cache of this kind."""
+        ratio = self.compress_ratios[layer]
+        if kind is AttentionType.SWA:
+            number = 2
+        elif kind.is_state:
+            number = 3 if ratio == 4 else 5
+        else:
+            number = int(kind is AttentionType.INDEXER_COMPRESS) if ratio == 4 else 4
+        return number * self.num_layers + layer
+
+    def layers_of(self, ratio: int) -> list[int]:
+        """Model layers of one compress ratio."""
+        return [i for i, one in enumerate(self.compress_ratios) if one == ratio]
+
     def _dense(self, tokens: int, kv: KvDtype, index: IndexDtype) -> list[LayerConfig]:
-        entry = self.unit_layout(_dtypes.window_dtype(kv))
+        entry = self.window_layout(kv)
         layers = self._index_layers(tokens, index)
         for layer, ratio in enumerate(self.compress_ratios):
-            window = {"WINDOW_KEY": entry.page_bytes(tokens)}
+            window = {AttentionType.SWA.role: entry.page_bytes(tokens)}
             layers.append(self._storage_layer(2, layer, window, self.sliding_window))
-            # The compressor reads its last 2 x 4 or 128 inputs, so a page keeps a ring of as many,
-            # key and gate of each in FP32. Groups of 128 begin with a page: they need no other.
+            # The compressor reads its last 2 x 4 or 128 inputs, so a page keeps a ring of as many.
+            # Groups of 128 begin with a page: they need no other.
             if ratio == 4:
-                state = {
-                    "STATE": 8 * 2 * 2 * self.head_dim * 4,
-                    "INDEX_STATE": 8 * 2 * 2 * self.index_head_dim * 4,
-                }
-                layers.append(self._storage_layer(3, layer, state, 8))
+                states = self._state_pages(STATES, ratio)
+                layers.append(self._storage_layer(3, layer, states, state_rows(ratio)))
             elif ratio == 128:
-                page = {"KEY": entry.page_bytes(tokens // 128)}
+                page = {AttentionType.COMPRESS.role: entry.page_bytes(tokens // 128)}
                 layers.append(self._storage_layer(4, layer, page))
-                state = {"STATE": 128 * 2 * self.head_dim * 4}
-                layers.append(self._storage_layer(5, layer, state, 1))
+                layers.append(
+                    self._storage_layer(5, layer, self._state_pages(STATES[:2], ratio), 1)
+                )
         return layers
+
+    def _state_pages(self, kinds: tuple[AttentionType, ...], ratio: int) -> dict[str, int]:
+        rows = state_rows(ratio)
+        return {kind.role: rows * self.state_width(kind, ratio) * 4 for kind in kinds}
 
     @classmethod
     def from_config(cls, name: str, config: Mapping[str, Any]) -> DeepSeekV4Geometry:
         """Read a ``deepseek_v4`` configuration; ratios past its layers belong to MTP layers."""
         num_layers = read_int(config, "num_hidden_layers", most=MOST_LAYERS)
-        ratios = tuple(read_ints(config, "compress_ratios"))
-        if len(ratios) < num_layers or not {0, 1, 4, 128}.issuperset(ratios):
-            raise InvalidArgument(
-                f"[{FUNCTION}] compress_ratios must have {num_layers} of 0, 1, 4 and 128, "
-                f"got {list(ratios)}"
-            )
-        ratios = ratios[:num_layers]
+        ratios = read_ratios(config, num_layers)
         groups = tuple((layer,) for layer, ratio in enumerate(ratios) if ratio == 4)
         if not groups:
             raise InvalidArgument(f"[{FUNCTION}] compress_ratios must have a 4, got {ratios}")

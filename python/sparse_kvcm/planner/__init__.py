@@ -13,9 +13,9 @@ from sparse_kvcm.planner.plan import (
     OffloadSide,
     Plan,
     Side,
+    lease_bytes,
     make_plan,
     recommend_factor,
-    row_bytes,
     sweep_factors,
 )
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
@@ -33,10 +33,10 @@ __all__ = [
     "Plan",
     "Side",
     "find_locality",
+    "lease_bytes",
     "make_plan",
     "recommend_factor",
     "resolve_auto",
-    "row_bytes",
     "sweep_factors",
 ]
 

@@ -6,19 +6,32 @@ from a locality curve, and a step that takes `step_ms` plus an unhidden fetch at
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sparse_kvcm._core import InvalidArgument, host_row
+from sparse_kvcm._core import (
+    MAX_CACHED_SLOTS,
+    MAX_HOST_PAGES,
+    MAX_ROWS,
+    MAX_TIER_BYTES,
+    host_row,
+)
 from sparse_kvcm.planner.locality import Locality
 from sparse_kvcm.sizing.buffers import batch_memory, manager_memory
-from sparse_kvcm.sizing.capacity import ADVICE, Capacity, find_capacity, fitting_batch
+from sparse_kvcm.sizing.capacity import Capacity, find_capacity, fitting_batch
+from sparse_kvcm.sizing.checks import check_int, check_positive
 from sparse_kvcm.sizing.device import GPU_LEVEL, size_device
-from sparse_kvcm.sizing.host import page_bytes
-from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, MAX_CACHED_SLOTS, Workload
+from sparse_kvcm.sizing.host import cold_bytes, page_bytes
+from sparse_kvcm.sizing.workload import Workload
 
 FACTOR_GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+# In options of ``sparse-kvcm plan``.
+ADVICE = {
+    "arena": "lower --gpu-cache-factor or raise --device-budget",
+    "device pools": "raise --device-budget, or lower --prompt or --output",
+    "host history": "raise --host-memory, or lower --prompt or --output",
+    "max_batch_size": "raise --max-batch-size",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +43,7 @@ class Budgets:
     device_bytes : int
         For pools, arena and buffers.
     host_bytes : int, optional
-        Pinned, for history and staging. None: as much as is needed.
+        Pinned, for history and what is beside it. None: as much as is needed.
     link_gb_s : float
         Host to device, in 10^9 bytes a second.
     step_ms : float
@@ -44,6 +57,15 @@ class Budgets:
     step_ms: float = 25.0
     max_batch_size: int | None = None
 
+    def __post_init__(self) -> None:
+        check_int("Budgets", "device_bytes", self.device_bytes, 1, MAX_TIER_BYTES)
+        if self.host_bytes is not None:
+            check_int("Budgets", "host_bytes", self.host_bytes, 0, MAX_TIER_BYTES)
+        if self.max_batch_size is not None:
+            check_int("Budgets", "max_batch_size", self.max_batch_size, 1, MAX_ROWS)
+        check_positive("Budgets", "link_gb_s", self.link_gb_s)
+        check_positive("Budgets", "step_ms", self.step_ms)
+
 
 @dataclass(frozen=True)
 class Side:
@@ -54,7 +76,7 @@ class Side:
     max_batch : int
         Requests at a time.
     binding_limit, advice : str
-        Why not more, and what to change.
+        Why not more, and which option to change.
     limits : dict
         The batch that each limit alone would allow.
     bytes_per_request : dict
@@ -159,10 +181,6 @@ def make_plan(
     auto_factor : bool
         Plan with the recommended gpu_cache_factor instead of the workload's.
     """
-    for field in ("link_gb_s", "step_ms"):
-        value = getattr(budgets, field)
-        if not 0 < value < math.inf:
-            raise InvalidArgument(f"[make_plan] {field} must be > 0 and finite, got {value}")
     factor = recommend_factor(workload, budgets, locality)
     if auto_factor:
         workload = replace(workload, gpu_cache_factor=factor)
@@ -198,7 +216,7 @@ def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> Of
         *_side(capacity),
         _bytes_per_request(workload, budgets, capacity, offload=True),
         workload.gpu_cache_factor,
-        row_bytes(workload),
+        lease_bytes(workload),
         workload.pages(workload.usual_seq_len) * page_bytes(workload),
         _misses(workload, locality),
         int(fetch_bytes),
@@ -207,7 +225,7 @@ def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> Of
     )
 
 
-def row_bytes(workload: Workload) -> int:
+def lease_bytes(workload: Workload) -> int:
     """Device bytes of a lease: slots of all member layers, entries, a clock per group."""
     one, two = (manager_memory(workload, batch) for batch in (1, 2))
     arena = two.arena_bytes - one.arena_bytes  # without the trash page, which all share
@@ -228,7 +246,7 @@ def _seats(workload: Workload, budgets: Budgets, factor: float) -> bool:
     """Whether an offloading worker has leases for max_batch_size requests, whatever they are."""
     changed = replace(workload, gpu_cache_factor=factor)
     batch = budgets.max_batch_size or 1
-    if batch > min(changed.most_leases, MAX_BATCH_SIZE):
+    if batch > min(changed.most_leases, MAX_ROWS):
         return False
     one = changed.decode_step(1, changed.max_seq_len)
     return size_device(changed, budgets.device_bytes, batch, offload=True, pool_batch=one).fits
@@ -253,14 +271,15 @@ def sweep_factors(workload: Workload, budgets: Budgets, locality: Locality) -> l
 
 
 def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
-    """What is left of the host bytes without staging."""
+    """What is left of the host bytes without staging and suspended requests' pages."""
     if budgets.host_bytes is None:
         return None
-    request = workload.pages(workload.usual_seq_len) * page_bytes(workload)
-    rows = max(1, budgets.host_bytes // request)  # the host holds no more
-    rows = min(rows, budgets.max_batch_size or rows, workload.most_leases, MAX_BATCH_SIZE)
+    page = page_bytes(workload)
+    pages = min(MAX_HOST_PAGES, max(1, budgets.host_bytes // page))  # the host holds no more
+    rows = max(1, pages // workload.pages(workload.usual_seq_len))
+    rows = min(rows, budgets.max_batch_size or rows, workload.most_leases, MAX_ROWS)
     staging = workload.num_batches * batch_memory(workload, rows).staging_bytes
-    return max(0, budgets.host_bytes - staging)
+    return max(0, budgets.host_bytes - staging - cold_bytes(workload, pages))
 
 
 def _tokens_per_s(batch: int, fetch_bytes: float, budgets: Budgets) -> float:

@@ -8,6 +8,7 @@ from sparse_kvcm.sizing.device import DeviceSizing, size_device
 from sparse_kvcm.sizing.host import HostSizing, history_floor, size_host
 from sparse_kvcm.sizing.host_memory import (
     HostMemory,
+    HostTerm,
     effective_available_host_memory,
     host_memory,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "DeviceSizing",
     "HostMemory",
     "HostSizing",
+    "HostTerm",
     "Machine",
     "OtherRankError",
     "Ranks",

@@ -18,9 +18,9 @@ class Allocation:
     Attributes
     ----------
     storage : Storage
-        Pools of dense layers.
+        Pools of layers whose pages are on the GPU: the manager's, under offload.
     manager : KvCacheManager, optional
-        Arena and host history of sparse layers, under offload.
+        Under offload: it holds everything but the engine's buffers.
     batches : list of Batch
     engine : list of dict
         Attention buffers by name, one set per Batch.
@@ -45,11 +45,13 @@ def _allocate(sizing: WorkerSizing) -> Allocation:
     device, workload = sizing.device, sizing.device.workload
     if device.storage is None:
         raise InvalidState("[allocate] the sizing has no pools; it did not fit")
-    allocation = Allocation(Storage(device.storage))
-    if sizing.manager is not None:
-        allocation.manager = KvCacheManager(sizing.manager)
+    if sizing.manager is None:
+        allocation = Allocation(Storage(device.storage))
+    else:
+        manager = KvCacheManager(sizing.manager)
+        allocation = Allocation(manager.storage, manager)
         allocation.batches = [
-            allocation.manager.create_batch(device.batch, workload.max_units)
+            manager.create_batch(device.batch, workload.max_units)
             for _ in range(workload.num_batches)
         ]
     if workload.device == "cpu":
@@ -67,17 +69,19 @@ def _allocate(sizing: WorkerSizing) -> Allocation:
 
 def measure(allocation: Allocation) -> dict[str, int]:
     """Bytes that are really there, by the parts of a sizing, with "pools" and "host history"."""
-    parts = {"pools": allocation.storage.get_num_bytes(GPU_LEVEL)}
-    if len(allocation.storage.config.cache_tiers) > HOST_LEVEL:
-        parts["host cache"] = allocation.storage.get_num_bytes(HOST_LEVEL)
-    if allocation.manager is not None:
-        use = allocation.manager.memory_use()
+    storage, manager = allocation.storage, allocation.manager
+    parts = {"pools": storage.get_num_bytes(GPU_LEVEL)}
+    if manager is not None:
+        use = manager.memory_use()
         parts["arena"] = use.arena_bytes
         parts["entries"] = use.metadata_bytes
         parts["host history"] = use.host_bytes
+        parts["host cache"] = use.cold_bytes
         parts["batch buffers"] = sum(
             batch.memory_use().device_bytes for batch in allocation.batches
         )
+    elif len(storage.config.cache_tiers) > HOST_LEVEL:
+        parts["host cache"] = storage.get_num_bytes(HOST_LEVEL)
     if allocation.engine:
         parts["attention buffers"] = sum(
             array.nbytes for arrays in allocation.engine for array in arrays.values()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sparse_kvcm._core import (
     BatchMemoryUse,
@@ -35,14 +36,16 @@ class BufferSpec:
         return math.prod(self.shape) * self.item_bytes
 
 
+@lru_cache(maxsize=1024)  # a search asks for the same batches again and again
 def manager_memory(workload: Workload, batch: int) -> MemoryUse:
     """What the arena and its metadata take for `batch` requests, as the manager allocates it."""
-    return planned_memory(workload.manager_config(batch, host_pages=1))
+    return planned_memory(workload.manager_config(batch))
 
 
+@lru_cache(maxsize=1024)
 def batch_memory(workload: Workload, max_rows: int) -> BatchMemoryUse:
     """What a Batch of so many rows takes of the device, and of pinned memory for staging."""
-    config = workload.manager_config(max_rows, host_pages=1)
+    config = workload.manager_config(max_rows)
     return planned_batch_memory(config, max_rows, workload.max_units)
 
 
@@ -51,13 +54,17 @@ def engine_buffers(
 ) -> list[BufferSpec]:
     """What attention needs beside the pools and the arena.
 
-    Page tables of dense layers, as slots and converted; under offload the selection as indices,
-    one set for all groups since they take turns.
+    Page tables of dense layers, converted to indices of pages; under offload the selection as
+    indices, one set for all groups since they take turns. Tables of slots are the Batch's; a worker
+    without one, which does not offload, has its own.
     """
     pages = _round_up(workload.pages(workload.max_seq_len), 4)
     specs = []
     for index, group in enumerate(layout.layer_groups):
-        specs.append(BufferSpec(f"page_table_{index}", (max_rows, pages), _WORD))
+        if group.life_cycle.is_sparse:
+            continue
+        if not offload:
+            specs.append(BufferSpec(f"page_table_{index}", (max_rows, pages), _WORD))
         for pool, buffer in enumerate(group.slot):
             first = buffer.buffers[0]
             expansion = layout.place(first.layer_id, first.role).converter.expansion

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm._core import MAX_ROWS, MAX_TIER_BYTES, InvalidArgument
 from sparse_kvcm.byte_counts import show_bytes
+from sparse_kvcm.sizing.checks import check_int
 from sparse_kvcm.sizing.device import DeviceSizing, max_batch, size_device
 from sparse_kvcm.sizing.host import HostSizing, page_bytes
-from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, MAX_BUDGET, Workload
+from sparse_kvcm.sizing.workload import Workload
 
+# In fields of the configuration.
 ADVICE = {
     "arena": "lower gpu_cache_factor or raise the device budget",
     "device pools": "raise the device budget, or lower the lengths",
@@ -31,7 +34,8 @@ class Capacity:
         pools", "host history", "max_batch_size". Counted up to one more than the last.
     binding : str
         The limit that binds. Arena and pools share one budget; where that binds, the name is that
-        of the larger share of a request.
+        of the larger share of a request. Of limits that are equal the device's comes first, then
+        max_batch_size, by which a worker sizes its history.
     """
 
     batch: int
@@ -39,8 +43,9 @@ class Capacity:
     binding: str
 
     def __str__(self) -> str:
+        fit = "request fits" if self.batch == 1 else "requests fit"
         return (
-            f"{self.batch} requests fit; {self.binding} binds: {ADVICE[self.binding]} "
+            f"{self.batch} {fit}; {self.binding} binds: {ADVICE[self.binding]} "
             f"(alone: {', '.join(f'{name} {batch}' for name, batch in self.limits.items())})"
         )
 
@@ -69,8 +74,7 @@ def find_capacity(
     most = _search_limit(workload, budget, max_batch_size)
     device = _device_batch(workload, budget, most, offload=offload)
     limits: dict[str, int] = {}
-    share = size_device(workload, budget, max(1, device), offload=offload)
-    arena_binds = offload and share.fixed_bytes >= share.pool_floor
+    arena_binds = offload and _arena_is_larger(workload, budget, max(1, device))
     if offload:
         limits["arena"] = device if arena_binds else _seats(workload, budget, most, offload=True)
     limits["device pools"] = _pool_batch(workload, budget, most, offload=offload)
@@ -79,7 +83,8 @@ def find_capacity(
         limits["host history"] = _host_batch(workload, host_bytes)
     if max_batch_size is not None:
         limits["max_batch_size"] = max_batch_size
-    binding = min(limits, key=limits.__getitem__)
+    order = ["arena" if arena_binds else "device pools", "max_batch_size", *limits]
+    binding = min(limits, key=lambda limit: (limits[limit], order.index(limit)))
     return Capacity(limits[binding], limits, binding)
 
 
@@ -125,13 +130,19 @@ def check_fits(sizing: DeviceSizing, host: HostSizing | None) -> None:
     )
 
 
+def _arena_is_larger(workload: Workload, budget: int, batch: int) -> bool:
+    """Whether arena, entries and buffers take more of `batch` requests than the pools."""
+    fixed = size_device(workload, budget, batch, offload=True).fixed_bytes
+    some = max(budget, 1 << 30) + fixed  # a rest of no granule has no pools to ask
+    return fixed >= size_device(workload, some, batch, offload=True).pool_floor
+
+
 def _search_limit(workload: Workload, budget: int, max_batch_size: int | None) -> int:
     """One more than the operator's limit, so that it alone is seen to bind."""
-    if not 1 <= budget <= MAX_BUDGET:
-        raise InvalidArgument(f"[find_capacity] budget must be in [1, {MAX_BUDGET}], got {budget}")
-    if max_batch_size is not None and max_batch_size < 1:
-        raise InvalidArgument(f"[find_capacity] max_batch_size must be >= 1, got {max_batch_size}")
-    most = min(MAX_BATCH_SIZE, workload.most_leases)
+    check_int("find_capacity", "budget", budget, 1, MAX_TIER_BYTES)
+    if max_batch_size is not None:
+        check_int("find_capacity", "max_batch_size", max_batch_size, 1, MAX_ROWS)
+    most = min(MAX_ROWS, workload.most_leases)
     return most if max_batch_size is None else min(most, max_batch_size + 1)
 
 
@@ -153,45 +164,55 @@ def _least_budget(workload: Workload, offload: bool) -> int:
 
 
 def _device_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
+    def needed(sizing: DeviceSizing) -> int:
+        return sizing.fixed_bytes + sizing.pool_floor
+
     def fits(batch: int) -> bool:
         return size_device(workload, budget, batch, offload=offload).fits
 
-    probe = _probe(workload, budget, offload=offload)
-    return max_batch(fits, most, _hint(budget, probe.fixed_bytes + probe.pool_floor))
+    return max_batch(fits, most, _hint(workload, budget, most, needed, offload=offload))
 
 
 def _seats(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
     """As if the pools had to hold no more than one request."""
     one = workload.decode_step(1, workload.max_seq_len)
 
+    def needed(sizing: DeviceSizing) -> int:
+        return sizing.fixed_bytes
+
     def fits(batch: int) -> bool:
         return size_device(workload, budget, batch, offload=offload, pool_batch=one).fits
 
-    return max_batch(
-        fits, most, _hint(budget, _probe(workload, budget, offload=offload).fixed_bytes)
-    )
+    return max_batch(fits, most, _hint(workload, budget, most, needed, offload=offload))
 
 
 def _pool_batch(workload: Workload, budget: int, most: int, *, offload: bool) -> int:
     """As if arena and buffers cost nothing."""
+
+    def needed(sizing: DeviceSizing) -> int:
+        return sizing.pool_floor
 
     def fits(batch: int) -> bool:
         sizing = size_device(workload, budget, batch, offload=offload)
         free = size_device(workload, budget + sizing.fixed_bytes, batch, offload=offload)
         return free.fits
 
-    return max_batch(
-        fits, most, _hint(budget, _probe(workload, budget, offload=offload).pool_floor)
-    )
+    return max_batch(fits, most, _hint(workload, budget, most, needed, offload=offload))
 
 
-_PROBED = 64
-
-
-def _probe(workload: Workload, budget: int, *, offload: bool) -> DeviceSizing:
-    """Some batch, whose bytes tell where a search begins."""
-    return size_device(workload, budget, _PROBED, offload=offload)
-
-
-def _hint(budget: int, probed_bytes: int) -> int:
-    return budget * _PROBED // probed_bytes if probed_bytes > 0 else 1
+def _hint(
+    workload: Workload,
+    budget: int,
+    most: int,
+    needed: Callable[[DeviceSizing], int],
+    *,
+    offload: bool,
+) -> int:
+    """Where a search begins: what some batch needs tells a batch near the end, and that the end."""
+    batch = min(64, most)
+    for _ in range(2):
+        taken = needed(size_device(workload, budget, batch, offload=offload))
+        if taken <= 0:
+            break
+        batch = min(max(1, budget * batch // taken), most)
+    return batch

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sparse_kvcm._core import (
+    MAX_ROWS,
     BatchDesc,
     CacheTier,
     CacheTierConfig,
     InvalidArgument,
     KvCacheDesc,
-    LayerConfig,
     StorageConfig,
     StorageLayout,
+    storage_config,
 )
-from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.buffers import (
     BufferSpec,
     batch_memory,
     engine_buffers,
     manager_memory,
 )
-from sparse_kvcm.sizing.workload import MAX_BATCH_SIZE, Workload
+from sparse_kvcm.sizing.workload import Workload
 
 GPU_LEVEL = 0
 HOST_LEVEL = 1
@@ -54,7 +54,8 @@ class DeviceSizing:
     engine : list of BufferSpec
         The arrays behind "attention buffers", of one Batch.
     storage : StorageConfig
-        The pools, with a quota of the rest; None if nothing is left.
+        The pools, with a quota of the rest; None if nothing is left. Under offload the storage of
+        the manager, with a page of history.
     """
 
     workload: Workload
@@ -102,8 +103,8 @@ class DeviceSizing:
 
     @property
     def host_cache_bytes(self) -> int:
-        """What pages of suspended requests will take of the host."""
-        return self._level_bytes(HOST_LEVEL)
+        """What pages of suspended requests will take of the host, without offload."""
+        return 0 if self.offload else self._level_bytes(HOST_LEVEL)
 
     def _level_bytes(self, level: int) -> int:
         if self.storage is None or self.layout is None or level >= self.layout.num_levels:
@@ -159,7 +160,7 @@ def size_device(
     return DeviceSizing(workload, offload, batch, budget, fixed, engine, storage)
 
 
-def max_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH_SIZE, hint: int = 1) -> int:
+def max_batch(fits: Callable[[int], bool], limit: int = MAX_ROWS, hint: int = 1) -> int:
     """The largest batch that fits, at most `limit`; 0 if none does.
 
     `fits` must be monotonic. The search begins at `hint`, and is short if that is near.
@@ -168,7 +169,7 @@ def max_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH_SIZE, hint: in
         return 0
     low, high = 0, limit + 1  # the largest known to fit, the least known not to
     size = min(max(1, hint), limit)
-    step = max(1, size // 64)
+    step = 1
     if fits(size):
         low = size
         while low + step < high:
@@ -221,32 +222,21 @@ def quota_for_tokens(sizing: DeviceSizing, tokens: int) -> int:
 def _pool_config(
     workload: Workload, quota: int, batch: int, *, offload: bool, pool_batch: BatchDesc | None
 ) -> StorageConfig:
-    """Pools on the device. A decode worker's typical step has no context in it."""
-    sampled = workload.decode_step(batch, workload.sampled_length(workload.usual_seq_len))
+    """Pools on the device: the manager's under offload, else a storage of their own."""
     constraints = [workload.decode_step(1, workload.max_seq_len)]
-    constraints.append(sampled if pool_batch is None else pool_batch)
+    constraints.append(workload.usual_step(batch) if pool_batch is None else pool_batch)
+    if offload:
+        config = workload.manager_config(batch, gpu_quota=quota, constraints=constraints)
+        return storage_config(config)
     tiers = [CacheTierConfig(CacheTier.GPU_MEM, quota)]
     if workload.host_cache_size:
         tiers.append(CacheTierConfig(CacheTier.HOST_MEM, workload.host_cache_size))
     return StorageConfig(
         cache_tiers=tiers,
-        layers=_pool_layers(workload, offload=offload),
+        layers=workload.pool_layers(offload=False),
         constraints=constraints,
-        typical_step=sampled,
         **workload.storage_fields(),
     )
-
-
-def _pool_layers(workload: Workload, *, offload: bool) -> list[LayerConfig]:
-    page, kv, index = workload.tokens_per_block, workload.kv_dtype, workload.index_dtype
-    return _cached_layers(workload.geometry, page, kv, index, offload)
-
-
-@lru_cache(maxsize=64)  # a search asks for the same layers again and again
-def _cached_layers(
-    geometry: ModelGeometry, page: int, kv: KvDtype, index: IndexDtype, offload: bool
-) -> list[LayerConfig]:
-    return (geometry.dense_layers if offload else geometry.layers)(page, kv, index)
 
 
 @lru_cache(maxsize=64)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparse_kvcm._core import InvalidArgument, KvCacheManagerConfig
+from sparse_kvcm._core import MAX_TIER_BYTES, InvalidArgument, KvCacheManagerConfig
 from sparse_kvcm.models import ModelGeometry
 from sparse_kvcm.sizing.capacity import Capacity, check_fits, find_capacity
+from sparse_kvcm.sizing.checks import check_int, check_positive
 from sparse_kvcm.sizing.device import DeviceSizing, pool_tokens, quota_for_tokens, size_device
-from sparse_kvcm.sizing.host import HostSizing, size_host
+from sparse_kvcm.sizing.host import HostSizing, check_cache, size_host
 from sparse_kvcm.sizing.host_memory import HostMemory, host_memory
 from sparse_kvcm.sizing.ranks import Ranks, SingleRank, on_every_rank
-from sparse_kvcm.sizing.workload import MAX_BUDGET, Workload
+from sparse_kvcm.sizing.workload import Workload
 
 if TYPE_CHECKING:
     from sparse_kvcm.config import WorkerConfig
@@ -46,10 +47,20 @@ class Machine:
     link_gb_s: float = 50.0
 
     def __post_init__(self) -> None:
-        budget = self.device_budget
-        if not isinstance(budget, int) or not 0 <= budget <= MAX_BUDGET:
+        check_int("Machine", "device_budget", self.device_budget, 0, MAX_TIER_BYTES)
+        check_positive("Machine", "link_gb_s", self.link_gb_s)
+        _check_type("device", self.device, str)
+        _check_type("host", self.host, HostMemory | None)
+        _check_type("shares_host_memory", self.shares_host_memory, bool)
+        version = self.compute_capability
+        if version is not None and not (
+            isinstance(version, tuple)
+            and len(version) == 2
+            and all(isinstance(part, int) and not isinstance(part, bool) for part in version)
+        ):
             raise InvalidArgument(
-                f"[Machine] device_budget must be an integer in [0, {MAX_BUDGET}], got {budget!r}"
+                f"[Machine] compute_capability must be two integers such as (9, 0), or None, "
+                f"got {version!r}"
             )
 
     def budget(self, config: WorkerConfig) -> int:
@@ -65,6 +76,12 @@ class Machine:
         return memory.without(self.budget(config)) if self.shares_host_memory else memory
 
 
+def _check_type(field: str, value: object, kind: Any) -> None:
+    if not isinstance(value, kind):
+        name = getattr(kind, "__name__", str(kind))
+        raise InvalidArgument(f"[Machine] {field} must be a {name}, got {value!r}")
+
+
 @dataclass(frozen=True)
 class WorkerSizing:
     """What a rank allocates: the same on all ranks."""
@@ -75,10 +92,16 @@ class WorkerSizing:
 
     @property
     def manager(self) -> KvCacheManagerConfig | None:
-        """The sparse layers' manager; None without offload."""
-        if self.host is None:
+        """The manager that holds all of it; None without offload."""
+        device = self.device
+        if self.host is None or device.storage is None:
             return None
-        return self.device.workload.manager_config(self.device.batch, self.host.pages)
+        return device.workload.manager_config(
+            device.batch,
+            self.host.pages,
+            gpu_quota=device.pool_quota,
+            constraints=device.storage.constraints,
+        )
 
 
 def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cpu") -> Workload:
@@ -153,19 +176,12 @@ def _size_rank(
         workload, budget, kv.max_batch_size, offload=config.offloads, pool_batch=one
     )
     host = None
-    cache = device.host_cache_bytes
-    if cache or config.offloads:
-        memory = machine.host_memory(config)
-        if cache > memory.per_rank:
-            raise InvalidArgument(
-                f"[size_worker] host_cache_size must be <= {memory.per_rank} B, what "
-                f"{memory.binding} leaves to each of {memory.local_ranks} local ranks, got "
-                f"{kv.host_cache_size}, which takes {cache} B; {memory.advice}, or lower it"
-            )
-        memory = memory.without(cache)
     if config.offloads:
         size = config.sparse_attention_config.kv_cache_offload_config.host_history_size
+        memory = machine.host_memory(config)
         host = size_host(workload, kv.max_batch_size, memory, host_history_size=size)
+    elif device.host_cache_bytes:
+        check_cache(workload, machine.host_memory(config), device.host_cache_bytes)
     check_fits(device, host)
     return device, host, pool_tokens(device)
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from sparse_kvcm._core import (
+    MAX_ARENA_SLOTS,
+    MAX_CACHED_SLOTS,
+    MAX_PAGE_TOKENS,
+    MAX_ROWS,
+    MAX_UNITS,
     BatchDesc,
     InvalidArgument,
     KvCacheDesc,
     KvCacheManagerConfig,
+    LayerConfig,
     SelectionGroupConfig,
 )
 from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
+from sparse_kvcm.sizing.checks import check_int
 
 FUNCTION = "Workload"
-MAX_UNITS = 2**24 - 1
-MAX_CACHED_SLOTS = 65_535
-MAX_SLOTS = 2**31 - 1
-MAX_BATCH_SIZE = 1 << 20
-MAX_HISTORY_PAGES = 2**31 - 1
-MAX_BUDGET = 1 << 60  # bytes, the most of a tier
 LEAST_UTIL = 0.001
 
 
@@ -46,7 +48,7 @@ class Workload:
     max_util_for_resume : float
         The most of a pool that requests may take when one resumes.
     host_cache_size : int
-        Host bytes for pages of suspended requests; 0 = none.
+        Host bytes for pages of suspended requests; 0 = none, and under offload the least.
     num_batches : int
         Batches at a time: each has its own buffers. 2 with an overlap scheduler.
     device : str
@@ -67,13 +69,15 @@ class Workload:
     def __post_init__(self) -> None:
         if self.tokens_per_block == 0:
             object.__setattr__(self, "tokens_per_block", self.geometry.tokens_per_block)
-        _check("tokens_per_block", self.tokens_per_block, 1, 65_536)
+        check_int(FUNCTION, "tokens_per_block", self.tokens_per_block, 1, MAX_PAGE_TOKENS)
         self.geometry.check_page(self.tokens_per_block, self.kv_dtype)
         self.geometry.unit_layout(self.kv_dtype)
         self.geometry.index_layout(self.index_dtype)
-        _check("max_seq_len", self.max_seq_len, 1, MAX_UNITS * self.geometry.tokens_per_unit)
-        _check("avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
-        _check("num_batches", self.num_batches, 1, 16)
+        check_int(
+            FUNCTION, "max_seq_len", self.max_seq_len, 1, MAX_UNITS * self.geometry.tokens_per_unit
+        )
+        check_int(FUNCTION, "avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
+        check_int(FUNCTION, "num_batches", self.num_batches, 1, 16)
         if not LEAST_UTIL <= self.max_util_for_resume <= 1:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL}, 1], "
@@ -122,7 +126,7 @@ class Workload:
     @property
     def most_leases(self) -> int:
         """Leases whose slots, and those of the trash page, have numbers of 31 bits."""
-        return (MAX_SLOTS // self.units_per_page - 1) // self.lease_pages
+        return (MAX_ARENA_SLOTS // self.units_per_page - 1) // self.lease_pages
 
     def pages(self, tokens: int) -> int:
         """History pages of a request of so many tokens."""
@@ -134,9 +138,33 @@ class Workload:
         top_k = self.geometry.top_k
         return [SelectionGroupConfig(group, top_k, layout) for group in self.geometry.groups]
 
-    def manager_config(self, batch: int, host_pages: int) -> KvCacheManagerConfig:
-        """A manager for `batch` requests at a time with `host_pages` pages of history."""
-        _check("max_batch_size", batch, 1, min(MAX_BATCH_SIZE, self.most_leases))
+    def pool_layers(self, *, offload: bool) -> list[LayerConfig]:
+        """Layers whose pages are in pools on the GPU: under offload the dense ones, else all."""
+        page, kv, index = self.tokens_per_block, self.kv_dtype, self.index_dtype
+        return _pool_layers(self.geometry, page, kv, index, offload)
+
+    def manager_config(
+        self,
+        batch: int,
+        host_pages: int = 1,
+        *,
+        gpu_quota: int = 1,
+        constraints: Sequence[BatchDesc] = (),
+    ) -> KvCacheManagerConfig:
+        """The manager of an offloading worker: what is planned, sized and allocated.
+
+        Parameters
+        ----------
+        batch : int
+            Requests at a time.
+        host_pages : int
+            Pages of history.
+        gpu_quota : int
+            Bytes for pools of dense layers.
+        constraints : sequence of BatchDesc
+            What the pools must hold.
+        """
+        check_int(FUNCTION, "max_batch_size", batch, 1, min(MAX_ROWS, self.most_leases))
         return KvCacheManagerConfig(
             groups=self.selection_groups(),
             cached_slots=self.cached_slots,
@@ -144,14 +172,20 @@ class Workload:
             arena_pages=batch * self.lease_pages,
             host_pages=host_pages,
             max_leases=batch,
-            tokens_per_block=self.tokens_per_block,
-            tokens_per_unit=self.geometry.tokens_per_unit,
-            device=self.device,
+            dense_layers=self.pool_layers(offload=True),
+            gpu_quota=gpu_quota,
+            cold_quota=self.host_cache_size,
+            constraints=constraints,
+            **self.storage_fields(),
         )
 
     def decode_step(self, batch: int, tokens: int) -> BatchDesc:
         """A step in which `batch` requests of so many tokens each add one."""
         return _decode_step(batch, tokens)
+
+    def usual_step(self, batch: int) -> BatchDesc:
+        """A step of `batch` requests of the usual length, at their widest."""
+        return self.decode_step(batch, self.sampled_length(self.usual_seq_len))
 
     def sampled_length(self, tokens: int) -> int:
         """The first token of the last page of a request.
@@ -163,11 +197,13 @@ class Workload:
         return (self.pages(tokens) - 1) * self.tokens_per_block + 1
 
     def storage_fields(self) -> dict[str, Any]:
-        """What every StorageConfig of this workload has in common."""
+        """What all configurations of this workload have in common."""
         return {
             "tokens_per_block": self.tokens_per_block,
             "tokens_per_unit": self.geometry.tokens_per_unit,
             "max_util_for_resume": self.max_util_for_resume,
+            # Pools are balanced for one request, and so for any number. It has no context.
+            "typical_step": self.usual_step(1),
             "device": self.device,
         }
 
@@ -177,8 +213,8 @@ def _decode_step(batch: int, tokens: int) -> BatchDesc:
     return BatchDesc([KvCacheDesc(tokens, tokens - 1)] * batch)
 
 
-def _check(field: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgument(
-            f"[{FUNCTION}] {field} must be an integer in [{low}, {high}], got {value!r}"
-        )
+@lru_cache(maxsize=64)
+def _pool_layers(
+    geometry: ModelGeometry, page: int, kv: KvDtype, index: IndexDtype, offload: bool
+) -> list[LayerConfig]:
+    return (geometry.dense_layers if offload else geometry.layers)(page, kv, index)
