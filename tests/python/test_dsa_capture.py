@@ -27,9 +27,9 @@ KV_DTYPES = ["bf16", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]
 
 
 class NoSync(TorchDispatchMode):
-    """Fails at what waits for a GPU: a value on the host, a shape that follows data."""
+    """Fails at what waits for a GPU: a value that goes to or comes from it, a shape after data."""
 
-    waits = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
+    waits = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -41,11 +41,13 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("wrong", ["x[x > 0]", "x[x > 0] = 1", "x.sum().item()", "bool(x.any())"])
+@pytest.mark.parametrize(
+    "wrong", ["x[x > 0]", "x[x > 0] = 1", "x.sum().item()", "bool(x.any())", "torch.tensor([1])"]
+)
 def test_what_waits_is_caught(wrong: str) -> None:
     x = torch.arange(3)
     with pytest.raises(AssertionError), NoSync():
-        exec(wrong, {"x": x})
+        exec(wrong, {"x": x, "torch": torch})
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -9,6 +9,7 @@ import pytest
 
 import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, machine, tiny_v4, worker_config
+from sparse_kvcm.base_manager import size_checked
 from sparse_kvcm.config import WorkerConfig
 
 torch = pytest.importorskip("torch")
@@ -61,7 +62,9 @@ def test_an_offloading_worker_gets_version_2_with_the_memory_sized() -> None:
     assert got.host_pages == sized.offload.host_pages >= 2 * 25
     assert (got.cached_slots, got.window_slots, got.max_leases) == (32, 8, 2)
     assert got.arena_pages == 2 * 5
-    assert manager.manager.storage.get_num_bytes(0) <= 64 * MIB
+    _, sizing = size_checked(config, sized.geometry, machine(), SingleRank())
+    assert sizing.manager is not None
+    assert manager.manager.memory_use() == kvcm.planned_memory(sizing.manager)
     decode(manager)
 
 
