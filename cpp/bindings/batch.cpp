@@ -317,13 +317,16 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro("dirty_rows", &Batch::dirty_rows,
                    nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
                    "Rows that the next publish uploads.")
+      .def_prop_ro("table_rows", &Batch::table_rows,
+                   nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
+                   "Rows of which the last publish wrote page tables, ascending.")
       .def_prop_ro("max_pages", &Batch::max_pages, "Columns of `page_table`.")
       .def_prop_ro("row_states", &row_states, nb::sig("def row_states(self, /) -> typing.Any"),
                    "Device memory, int32 (max_rows, 8): lease_id, base, cached_slots, "
                    "window_slots, length, committed, window_begin, watermark. Read-only.")
       .def_prop_ro("page_table", &page_table, nb::sig("def page_table(self, /) -> typing.Any"),
                    "Device memory, int32 (max_rows, max_pages): host page ids, -1 for none. "
-                   "Read-only.")
+                   "Read-only. Raises InvalidState in a manager without groups.")
       .def_prop_ro("num_layer_groups", &Batch::num_layer_groups, "First axis of `page_tables`.")
       .def_prop_ro("page_tables", &page_tables, nb::sig("def page_tables(self, /) -> typing.Any"),
                    "Device memory, int32 (num_layer_groups, max_rows, max_pages): slots of dense "

@@ -103,12 +103,17 @@ void bind_host_row(nb::module_& m) {
       "Packs `num_members` member layers of one layout into a host unit row.");
 }
 
-void make_group(SelectionGroupConfig* self, nb::handle layers, nb::handle top_k,
-                nb::handle layout) {
+void make_group(SelectionGroupConfig* self, nb::handle layers, nb::handle top_k, nb::handle layout,
+                nb::handle roles) {
   constexpr const char* kFunction = "SelectionGroupConfig";
-  new (self) SelectionGroupConfig{to_int32s(kFunction, "layers", layers),
-                                  to_int<std::int32_t>(kFunction, "top_k", top_k),
-                                  to_instance<UnitLayout>(kFunction, "layout", layout)};
+  SelectionGroupConfig group{to_int32s(kFunction, "layers", layers),
+                             to_int<std::int32_t>(kFunction, "top_k", top_k),
+                             to_instance<UnitLayout>(kFunction, "layout", layout),
+                             {}};
+  for (const nb::object& role : to_items(kFunction, "roles", roles, "str")) {
+    group.roles.push_back(to_text(kFunction, "roles", role));
+  }
+  new (self) SelectionGroupConfig(std::move(group));
 }
 
 void bind_group(nb::module_& m) {
@@ -122,15 +127,19 @@ layers : sequence of int
 top_k : int
     Widest selection, in [1, cached_slots of the manager].
 layout : UnitLayout
-    Bytes of a unit in each member layer.)")
+    Bytes of a unit in each member layer.
+roles : sequence of str
+    What the manager's storage calls each region of it. None: one buffer of all, ``"KEY"``.)")
       .def("__init__", &make_group, arg("layers"), arg("top_k"), arg("layout"),
+           arg("roles") = nb::tuple(),
            nb::sig("def __init__(self, layers: collections.abc.Sequence[int], top_k: int, "
-                   "layout: UnitLayout) -> None"))
+                   "layout: UnitLayout, roles: collections.abc.Sequence[str] = ()) -> None"))
       .def_ro("layers", &SelectionGroupConfig::layers, nb::rv_policy::copy,
               "Member layers, leader first.")
       .def_ro("top_k", &SelectionGroupConfig::top_k, "Widest selection.")
       .def_ro("layout", &SelectionGroupConfig::layout, nb::rv_policy::copy,
-              "Bytes of a unit in each member layer.");
+              "Bytes of a unit in each member layer.")
+      .def_ro("roles", &SelectionGroupConfig::roles, nb::rv_policy::copy, "Of regions, or none.");
 }
 
 // What a manager of sparse layers alone does not need.
@@ -191,7 +200,8 @@ that size, for all member layers alike.
 Parameters
 ----------
 groups : sequence of SelectionGroupConfig
-    At least one; no layer in two of them.
+    No layer in two of them. None for a resident manager, whose layers are all dense and stay on
+    the GPU: then what counts slots, pages and leases is 0, and `dense_layers` has all layers.
 cached_slots : int
     Slots of a lease that resolve manages (N): a multiple of a page, at least every ``top_k``, at
     most 65,535.
@@ -204,7 +214,7 @@ host_pages : int
 max_leases : int
     Most leases at a time.
 max_new_units : int
-    Most units that a row may grow by in one step, in [1, window_slots].
+    Most units that a row may grow by in one step, in [1, window_slots]; without groups any >= 1.
 tokens_per_block : int
     Page size in tokens.
 tokens_per_unit : int
@@ -229,16 +239,19 @@ void bind_manager_config(nb::module_& m) {
   using Config = KvCacheManagerConfig;
   nb::class_<Config> config(m, "KvCacheManagerConfig", kConfigDoc);
   config
-      .def("__init__", &make_config, nb::kw_only(), arg("groups"), arg("cached_slots"),
-           arg("window_slots"), arg("arena_pages"), arg("host_pages"), arg("max_leases"),
-           arg("max_new_units") = 1, arg("tokens_per_block") = 64, arg("tokens_per_unit") = 1,
+      .def("__init__", &make_config, nb::kw_only(), arg("groups") = nb::tuple(),
+           arg("cached_slots") = 0, arg("window_slots") = 0, arg("arena_pages") = 0,
+           arg("host_pages") = 0, arg("max_leases") = 0, arg("max_new_units") = 1,
+           arg("tokens_per_block") = 64, arg("tokens_per_unit") = 1,
            arg("dense_layers") = nb::tuple(), arg("gpu_quota") = 0, arg("cold_quota") = 0,
            arg("max_util_for_resume") = 0.97, arg("constraints") = nb::tuple(),
            arg("typical_step") = nb::none(), arg("initial_pool_ratio") = nb::tuple(),
            arg("swa_scratch_reuse") = nb::none(), arg("enable_stats") = true, arg("device") = "cpu",
-           nb::sig("def __init__(self, *, groups: collections.abc.Sequence[SelectionGroupConfig], "
-                   "cached_slots: int, window_slots: int, arena_pages: int, host_pages: int, "
-                   "max_leases: int, max_new_units: int = 1, tokens_per_block: int = 64, "
+           nb::sig("def __init__(self, *, "
+                   "groups: collections.abc.Sequence[SelectionGroupConfig] = (), "
+                   "cached_slots: int = 0, window_slots: int = 0, arena_pages: int = 0, "
+                   "host_pages: int = 0, max_leases: int = 0, max_new_units: int = 1, "
+                   "tokens_per_block: int = 64, "
                    "tokens_per_unit: int = 1, "
                    "dense_layers: collections.abc.Sequence[LayerConfig] = (), "
                    "gpu_quota: int = 0, cold_quota: int = 0, max_util_for_resume: float = 0.97, "

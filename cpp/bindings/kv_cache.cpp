@@ -194,7 +194,8 @@ void bind_kv_cache(nb::module_& m) {
       .def_prop_ro("watermark", &KvCache::watermark, no_gil, "Units that are in host history.")
       .def_prop_ro("window_begin", &KvCache::window_begin, no_gil,
                    "First unit that the window holds.")
-      .def_prop_ro("lease", &KvCache::lease, no_gil, "While ACTIVE, else None.")
+      .def_prop_ro("lease", &KvCache::lease, no_gil,
+                   "While ACTIVE, unless the manager is resident; else None.")
       .def_prop_ro("row", &KvCache::row, no_gil, "Its seat in a Batch, or None.")
       .def_prop_ro("host_pages", &KvCache::host_pages, no_gil,
                    "Host page ids, one per started page of the history.")

@@ -2,9 +2,9 @@
 
 Builds a tiny random GLM-5, runs the same prompts through `generate` twice, once with transformers'
 own cache and once with an OffloadedCache on a DSA cache manager, and compares every token. Exits 1
-at the first difference. The manager is DSACacheManagerV2, whose leases are far smaller than the
-histories, or with `--resident` DSACacheManager, which keeps everything on the device. With
-`--device cuda` model and leases are on the GPU, the histories in pinned host memory.
+at the first difference. The manager is DSACacheManagerV2: its leases are far smaller than the
+histories, or with `--resident` it keeps everything on the device. With `--device cuda` model and
+leases are on the GPU, the histories in pinned host memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transformers import (
 )
 
 import sparse_kvcm
-from sparse_kvcm.dsa import DsaCacheConfig, DSACacheManager, DSACacheManagerV2, OffloadSizes
+from sparse_kvcm.dsa import DsaCacheConfig, DSACacheManagerV2, OffloadSizes
 from sparse_kvcm.integrations.transformers import IMPLEMENTATION, GroupStatistics, OffloadedCache
 from sparse_kvcm.models import DsaGeometry, geometry_of
 
@@ -108,7 +108,7 @@ def build(model: Model, implementation: str, device: str) -> PreTrainedModel:
 
 def make_manager(
     model: PreTrainedModel, requests: int, max_length: int, resident: bool
-) -> DSACacheManager | DSACacheManagerV2:
+) -> DSACacheManagerV2:
     """Make a manager for the model: everything on the device, or latents on the host."""
     geometry = geometry_of(model.config.to_dict(), "demo")
     assert isinstance(geometry, DsaGeometry)
@@ -124,7 +124,7 @@ def make_manager(
         device=str(model.device),
         offload=None if resident else OffloadSizes(CACHED_SLOTS, host_pages=requests * pages),
     )
-    return DSACacheManager(config) if resident else DSACacheManagerV2(config)
+    return DSACacheManagerV2(config)
 
 
 def left_padded(lengths: tuple[int, ...], device: str) -> tuple[torch.Tensor, torch.Tensor]:

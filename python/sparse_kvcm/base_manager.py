@@ -85,15 +85,25 @@ class BaseKvCacheManager:
         ranks: Ranks | None = None,
     ) -> None:
         ranks = SingleRank() if ranks is None else ranks
-        on_every_rank(ranks, lambda: _check(config, machine))
-        _check_same(config, ranks)
-        self.config = resolve_auto(config, geometry, machine, ranks=ranks)
-        self.sizing: WorkerSizing = size_worker(self.config, geometry, machine, ranks)
+        self.config, self.sizing = size_checked(config, geometry, machine, ranks)
         self.allocation = allocate(self.sizing, ranks)
 
     def warmup(self, buckets: Sequence[int] | None = None) -> WarmupPlan:
         """What the engine runs and captures before it serves; see `decode_worker.plan_warmup`."""
         return plan_warmup(self.config, buckets)
+
+
+def size_checked(
+    config: WorkerConfig, geometry: ModelGeometry, machine: Machine, ranks: Ranks
+) -> tuple[WorkerConfig, WorkerSizing]:
+    """Check and size a worker, for an adapter that allocates by itself.
+
+    As `BaseKvCacheManager`, whose ``config`` and ``sizing`` it returns.
+    """
+    on_every_rank(ranks, lambda: _check(config, machine))
+    _check_same(config, ranks)
+    config = resolve_auto(config, geometry, machine, ranks=ranks)
+    return config, size_worker(config, geometry, machine, ranks)
 
 
 def _check(config: WorkerConfig, machine: Machine) -> None:

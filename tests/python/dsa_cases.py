@@ -55,10 +55,12 @@ def offload_sizes(config: DsaCacheConfig, **changes: Any) -> OffloadSizes:
     return OffloadSizes(**(fields | changes))
 
 
-def managers(**changes: Any) -> tuple[DSACacheManager, DSACacheManagerV2]:
+def managers(**changes: Any) -> tuple[DSACacheManager, DSACacheManagerV2, DSACacheManagerV2]:
+    """Version 1, then version 2 offloaded and resident."""
     config = cache_config(**changes)
     offload = cache_config(**changes, offload=offload_sizes(config))
-    return DSACacheManager(config), DSACacheManagerV2(offload)
+    resident = cache_config(**changes, cold_quota=8 * MIB)
+    return DSACacheManager(config), DSACacheManagerV2(offload), DSACacheManagerV2(resident)
 
 
 def latents(request: int, layer: int, positions: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
-from sparse_kvcm.dsa.forward_table import ChangedRows, ForwardTable  # noqa: E402
+from sparse_kvcm.dsa.forward_table import ForwardTable  # noqa: E402
 
 ROWS, PAGES, SCALE = 4, 3, 5
 
@@ -38,12 +38,3 @@ def test_places_that_show_the_same_are_left_alone() -> None:
     assert table.refresh(base, [2, 0, -1], set()) == []
     assert table.refresh(base, [2, 0, -1], {0, 3}) == [1]
     assert table.refresh(base, [2, 1], set()) == [1]
-
-
-def test_a_dirty_row_has_changed_if_its_pages_are_others() -> None:
-    changed = ChangedRows()
-    assert changed.of([0, 1], {0: 1, 1: 2}) == {0, 1}
-    assert changed.of([0, 1], {0: 1, 1: 3}) == {1}
-    changed.forget(0)
-    assert changed.of([0, 1], {0: 1, 1: 3}) == {0}
-    assert changed.of([1], {0: 9}) == {1}  # nobody sits there any more

@@ -1,4 +1,4 @@
-"""DSA managers: version 1 and 2 agree on every latent, key and mapping."""
+"""DSA managers: version 1, 2 offloaded and 2 resident agree on every latent, key and mapping."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import sparse_kvcm as kvcm
 torch = pytest.importorskip("torch")
 import dsa_cases as cases  # noqa: E402
 import dsa_codec_oracle as oracle  # noqa: E402
-from sparse_kvcm.dsa import DSACacheManager, codecs  # noqa: E402
+from sparse_kvcm.dsa import DSACacheManager, DSACacheManagerV2, codecs  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 
 
 class Twins:
-    """Both versions through the same steps, and what they must hold."""
+    """All managers through the same steps, and what they must hold."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
-        self.both = cases.managers(**changes)
-        self.model = self.both[0].config.geometry
+        self.all = cases.managers(**changes)
+        self.model = self.all[0].config.geometry
         self.rng = np.random.default_rng(seed)
         self.requests: dict[int, StepRequest] = {}
         self.prompts: dict[int, int] = {}
 
     def add(self, request_id: int, prompt: int) -> None:
-        for manager in self.both:
+        for manager in self.all:
             manager.add_request(request_id, 200)
             cut = prompt // 2
             for begin, end in ((0, cut), (cut, prompt)):
@@ -38,7 +38,7 @@ class Twins:
         self.prompts[request_id] = prompt
 
     def free(self, request_id: int) -> None:
-        for manager in self.both:
+        for manager in self.all:
             manager.free_request(request_id)
         del self.requests[request_id]
 
@@ -59,53 +59,55 @@ class Twins:
     def step(self, padded: int | None = None, fail: bool = False) -> None:
         requests = list(self.requests.values())
         self.rng.shuffle(requests)  # type: ignore[arg-type]
-        steps = [manager.prepare_step(requests, padded_size=padded) for manager in self.both]
+        steps = [manager.prepare_step(requests, padded_size=padded) for manager in self.all]
         order = list(steps[0].prepared.requests)
-        assert order == list(steps[1].prepared.requests)
+        assert all(order == list(step.prepared.requests) for step in steps)
         self.true_mappings(*steps)
         self.same_mappings(*steps)
         selections = self.selections(order, len(steps[0].rows))
-        gathered = [cases.write_tokens(manager, selections) for manager in self.both]
+        gathered = [cases.write_tokens(manager, selections) for manager in self.all]
         self.same_latents(gathered, order, selections)
         if fail:
             return  # no call: the next prepare_step finds the step open
-        for manager in self.both:
+        for manager in self.all:
             manager.end_step()
         for place, one in enumerate(order):
             one.history += 1
             one.batch_index = place
 
-    def true_table(self, version: int, request_id: int) -> list[int]:
+    def true_table(self, which: int, request_id: int) -> list[int]:
         """Page indices of a request's index keys, by the storage's own converter."""
-        manager: Any = self.both[version]
-        storage = manager.manager.storage if version else manager.storage
-        source = manager._caches[request_id] if version else manager._requests[request_id].pages
+        manager: Any = self.all[which]
+        storage = manager.manager.storage if which else manager.storage
+        source = manager._caches[request_id] if which else manager._requests[request_id].pages
         shared = kvcm.PageIndexMode.SHARED
         converter = storage.get_page_index_converter(6, "INDEX_KEY", shared)
         slots = source.get_base_page_indices(manager.index_keys.layer_group)
         return list(converter.convert(slots))
 
     def true_mappings(self, *steps: Any) -> None:
-        for version, step in enumerate(steps):
+        for which, step in enumerate(steps):
             for place, one in enumerate(step.prepared.requests):
-                table = self.true_table(version, one.request_id)
+                table = self.true_table(which, one.request_id)
                 got = step.page_tables["INDEX_KEY"][place].tolist()
                 assert got == table + [-1] * (len(got) - len(table))
 
-    def same_mappings(self, one: Any, two: Any) -> None:
-        assert one.rows.tolist() == two.rows.tolist()
-        assert one.lengths.tolist() == two.lengths.tolist()
-        assert torch.equal(one.page_tables["INDEX_KEY"], two.page_tables["INDEX_KEY"])
-        for a, b in zip(
-            one.slots["INDEX_KEY"].regions, two.slots["INDEX_KEY"].regions, strict=True
-        ):
-            assert torch.equal(a, b)
+    def same_mappings(self, one: Any, *others: Any) -> None:
+        for two in others:
+            assert one.rows.tolist() == two.rows.tolist()
+            assert one.lengths.tolist() == two.lengths.tolist()
+            for role in two.slots:  # those on the GPU of both
+                assert torch.equal(one.page_tables[role], two.page_tables[role])
+                both = zip(one.slots[role].regions, two.slots[role].regions, strict=True)
+                assert all(torch.equal(a, b) for a, b in both)
+        assert set(one.slots) == set(others[-1].slots)  # both resident
 
     def same_latents(self, gathered: Any, order: Any, selections: Any) -> None:
-        config = self.both[0].config
+        config = self.all[0].config
         for group, layers in enumerate(self.model.groups):
             for layer in layers:
-                assert torch.equal(gathered[0][layer], gathered[1][layer]), layer
+                for other in gathered[1:]:
+                    assert torch.equal(gathered[0][layer], other[layer]), layer
                 for place, one in enumerate(order):
                     for j, token in enumerate(selections[group][place].tolist()):
                         if token < 0:
@@ -122,15 +124,15 @@ class Twins:
     def same_keys(self) -> None:
         """Every index key of every request, byte for byte what the NumPy codec says."""
         requests = list(self.requests.values())
-        steps = [manager.prepare_step(requests) for manager in self.both]
+        steps = [manager.prepare_step(requests) for manager in self.all]
         for one in requests:
             one.is_context = True  # for the mapping alone
         for group in self.model.groups:
             rows = []
-            for manager, step in zip(self.both, steps, strict=True):
+            for manager, step in zip(self.all, steps, strict=True):
                 mapping, starts = step.full_kv()
                 rows.append(manager.gather_index_keys(group[0], mapping))
-            assert torch.equal(*rows)
+            assert all(torch.equal(rows[0], other) for other in rows[1:])
             for place, one in enumerate(steps[0].prepared.requests):
                 for token in range(one.history):
                     source = one.request_id + 1000 * (token >= self.prompts[one.request_id])
@@ -141,7 +143,7 @@ class Twins:
                     assert torch.equal(rows[0][int(starts[place]) + token], want), (one, token)
         for one in requests:
             one.is_context = False
-        for manager in self.both:
+        for manager in self.all:
             manager.abort_step()
 
 
@@ -186,15 +188,15 @@ def test_a_forward_that_failed_is_followed_by_a_good_step(padded: int | None) ->
 def test_pages_that_a_failed_step_took_may_go_to_another_request() -> None:
     twins = Twins(seed=7)
     twins.add(1, 64)
-    one = twins.both[0].storage
+    one = twins.all[0].storage
     for number in range(9, 12):
         free = one.get_storage_statistics(0)[0].free
-        steps = [manager.prepare_step(twins.requests.values()) for manager in twins.both]
+        steps = [manager.prepare_step(twins.requests.values()) for manager in twins.all]
         twins.true_mappings(*steps)
-        for manager in twins.both:
+        for manager in twins.all:
             manager.abort_step()
         assert one.get_storage_statistics(0)[0].free == free
-        for manager in twins.both:
+        for manager in twins.all:
             manager.add_request(number, 20)
             manager.import_history(number, *cases.history(twins.model, number, 0, 10))
 
@@ -206,7 +208,7 @@ def test_a_row_shows_who_sits_there_now() -> None:
     twins.add(2, 60)
     twins.step()
     twins.free(2)
-    for manager in twins.both:
+    for manager in twins.all:
         manager.add_request(9, 20)
         manager.import_history(9, *cases.history(twins.model, 9, 0, 10))
     twins.add(3, 60)
@@ -219,7 +221,7 @@ def test_a_request_that_leaves_in_a_step_stays_readable_until_its_end() -> None:
     twins.add(1, 60)
     twins.add(2, 60)
     twins.step()
-    for manager in twins.both:
+    for manager in twins.all:
         manager.prepare_step(twins.requests.values())
         manager.free_request(2)
         manager.end_step()
@@ -236,17 +238,18 @@ def test_a_request_that_is_suspended_goes_on_where_it_was() -> None:
     twins.add(2, 33)
     for _ in range(4):
         twins.step()
-    one, two = twins.both
     parked = twins.requests.pop(1)
-    two.suspend_request(1)
-    one.unseat(1)
-    with pytest.raises(kvcm.InvalidState):
-        two.prepare_step([StepRequest(1, parked.history)])
+    for manager in twins.all:
+        manager.suspend_request(1)
+    for manager in twins.all[1:]:
+        with pytest.raises(kvcm.InvalidState):
+            manager.prepare_step([StepRequest(1, parked.history)])
     for _ in range(3):
         twins.step()
-    two.resume_request(1)
+    for manager in twins.all:
+        manager.resume_request(1)
     # Version 2's pages have come back elsewhere, so mappings need not be equal any more.
-    twins.same_mappings = lambda a, b: None  # type: ignore[method-assign]
+    twins.same_mappings = lambda *steps: None  # type: ignore[method-assign]
     twins.requests[1] = parked
     parked.batch_index = None
     for _ in range(4):
@@ -254,9 +257,10 @@ def test_a_request_that_is_suspended_goes_on_where_it_was() -> None:
     twins.same_keys()
 
 
-def test_prompts_in_steps_give_what_an_import_gives() -> None:
-    """Version 1 computes prompts in chunks; all keys are mapped, cached context included."""
-    manager = DSACacheManager(cases.cache_config())
+@pytest.mark.parametrize("kind", [DSACacheManager, DSACacheManagerV2])
+def test_prompts_in_steps_give_what_an_import_gives(kind: Any) -> None:
+    """Resident managers compute prompts in chunks; all keys are mapped, cached context too."""
+    manager = kind(cases.cache_config())
     model, page = manager.config.geometry, 8
     manager.add_request(7, 60)
     manager.import_history(7, *cases.history(model, 7, 0, 10))
@@ -276,7 +280,7 @@ def test_prompts_in_steps_give_what_an_import_gives() -> None:
             manager.write_index_keys(group[0], cases.keys(7, group[0], range(begin, end)))
         manager.end_step()
 
-    twin = DSACacheManager(cases.cache_config())
+    twin = kind(cases.cache_config())
     twin.add_request(7, 60)
     twin.import_history(7, *cases.history(model, 7, 0, 50))
     for layer in model.history_layers:
@@ -291,7 +295,7 @@ def test_tensors_of_steps_lie_at_fixed_addresses() -> None:
     twins.add(1, 20)
     addresses = set()
     for _ in range(2):
-        for manager in twins.both:
+        for manager in twins.all:
             step = manager.prepare_step(twins.requests.values(), padded_size=4)
             tensors = [step.rows, step.lengths, step.page_tables["INDEX_KEY"]]
             tensors += step.slots["INDEX_KEY"].regions
@@ -301,7 +305,7 @@ def test_tensors_of_steps_lie_at_fixed_addresses() -> None:
             manager.abort_step()
         if 2 not in twins.requests:
             twins.add(2, 50)
-    assert len(addresses) == 2  # one set per manager
+    assert len(addresses) == 3  # one set per manager
 
 
 def test_without_pages_a_step_is_refused_by_request_and_others_can_go_on() -> None:
@@ -329,34 +333,6 @@ def test_without_pages_a_step_is_refused_by_request_and_others_can_go_on() -> No
         assert manager.frontier(request_id) == held.capacity
 
 
-@pytest.mark.parametrize("version", [0, 1])
-def test_calls_out_of_place_are_refused(version: int) -> None:
-    manager = cases.managers()[version]
-    model = manager.config.geometry
-    manager.add_request(1, 100)
-    with pytest.raises(kvcm.InvalidArgument, match="request_id 1 must be a new one"):
-        manager.add_request(1, 100)
-    with pytest.raises(kvcm.InvalidArgument, match=r"max_tokens must be in \[1, 200\], got 201"):
-        manager.add_request(2, 201)
-    with pytest.raises(kvcm.InvalidArgument, match="request_id must be one of .*, got 9"):
-        manager.free_request(9)
-    with pytest.raises(kvcm.InvalidState, match="no step is open"):
-        manager.end_step()
-    with pytest.raises(kvcm.InvalidState, match="no step is open"):
-        manager.select(0, torch.zeros(1, 4, dtype=torch.int32))
-    latents, keys = cases.history(model, 1, 0, 3)
-    with pytest.raises(kvcm.InvalidArgument, match=r"index_keys of \[0, 1, 4\], .* \[0, 4\]"):
-        manager.import_history(1, latents, {k: v for k, v in keys.items() if k != 1})
-    with pytest.raises(kvcm.InvalidArgument, match=r"latents\[3\] must be \(3, 192\), got \(2"):
-        manager.import_history(1, latents | {3: latents[3][:2]}, keys)
-    with pytest.raises(kvcm.OutOfPages, match="no room for 101 tokens of request 1, at most 100"):
-        manager.import_history(1, *cases.history(model, 1, 0, 101))
-    manager.prepare_step([StepRequest(1, 0)])
-    with pytest.raises(kvcm.InvalidArgument, match="of 0, 1, 4; got 2, which shares .* layer 1"):
-        manager.select(2, torch.zeros(1, 4, dtype=torch.int32))
-    manager.abort_step()
-
-
 def test_an_import_that_host_history_has_no_room_for_changes_nothing() -> None:
     config = cases.cache_config()
     sizes = cases.offload_sizes(config, host_pages=10)
@@ -374,14 +350,14 @@ def test_an_import_that_host_history_has_no_room_for_changes_nothing() -> None:
     manager.abort_step()
 
 
-@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_tensors_that_cannot_be_made_leave_no_step(
-    version: int, monkeypatch: pytest.MonkeyPatch
+    which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twins = Twins(seed=9)
     twins.add(1, 64)
-    manager: Any = twins.both[version]
-    storage = manager.manager.storage if version else manager.storage
+    manager: Any = twins.all[which]
+    storage = manager.manager.storage if which else manager.storage
     free = storage.get_storage_statistics(0)[0].free
 
     def fail(*args: Any) -> None:
@@ -393,6 +369,6 @@ def test_tensors_that_cannot_be_made_leave_no_step(
             with pytest.raises(MemoryError):
                 manager.prepare_step(twins.requests.values())
             assert manager.step is None
-    if version == 0:
+    if which == 0:
         assert storage.get_storage_statistics(0)[0].free == free
     twins.step()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
 import dsa_cases as cases  # noqa: E402
-from sparse_kvcm.dsa import DSACacheManager, DSACacheManagerV2, PageGeometry  # noqa: E402
+from sparse_kvcm.dsa import DSACacheManager, DSACacheManagerV2, OffloadSizes, PageGeometry  # noqa: E402
 from sparse_kvcm.dsa.pools import RolePool, representatives  # noqa: E402
 from sparse_kvcm.models import load_geometry  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
@@ -49,15 +50,34 @@ def test_a_view_begins_at_the_shared_address_and_ends_at_the_upper_bound(kv_dtyp
 def test_latents_are_seen_in_the_type_of_their_kernels(
     kv_dtype: Any, dtype: Any, elements: int
 ) -> None:
-    one, two = cases.managers(kv_dtype=kv_dtype)
-    page = one.config.page_tokens
-    assert one.get_buffers(3).dtype == two.get_buffers(3).dtype == dtype
-    assert one.get_buffers(3).shape[1:] == (page, 1, elements)
-    if kv_dtype == "nvfp4":
-        assert one.get_buffers(3, "KEY_BLOCK_SCALE").shape[1:] == (page, 1, 12)
-        elements += 12  # in an arena's page scales follow
-    assert two.get_buffers(3).shape[1:] == (page, 1, elements)
-    assert two.get_buffers(3).data_ptr() == two.manager.arena(3).ctypes.data
+    for manager in cases.managers(kv_dtype=kv_dtype):
+        page = manager.config.page_tokens
+        assert manager.get_buffers(3).dtype == dtype
+        assert manager.get_buffers(3).shape[1:] == (page, 1, elements)
+        if kv_dtype == "nvfp4":
+            assert manager.get_buffers(3, "KEY_BLOCK_SCALE").shape[1:] == (page, 1, 12)
+        role: Any = "INDEX_KEY" if kv_dtype == "nvfp4" else "KEY_BLOCK_SCALE"
+        with pytest.raises(kvcm.InvalidArgument, match="role must be KEY.*, the buffers of lat"):
+            manager.get_buffers(3, role)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "nvfp4"])
+def test_roles_of_an_arena_are_those_of_its_storage(kv_dtype: Any) -> None:
+    manager = cases.managers(kv_dtype=kv_dtype)[1]
+    arena = manager.manager.arena(3)
+    arena[:] = np.random.default_rng(0).integers(0, 256, arena.shape)
+    begin = 0
+    for role in manager.config.key_roles:
+        view = manager.get_buffers(3, role).view(torch.uint8).flatten(1)
+        assert view.data_ptr() == arena.ctypes.data + begin
+        size = manager.manager.storage.layout.place(3, role).page_bytes
+        assert manager.manager.storage.is_sparse(3, role)
+        assert np.array_equal(view, arena[:, begin : begin + size])
+        begin += size
+    assert begin == arena.shape[1]
+    wanted = manager.config.geometry.sparse_layers(manager.config.page_tokens, kv_dtype)
+    layers = {one.layer_id: one for one in manager.manager.storage.config.layers}
+    assert [layers[one.layer_id].buffers for one in wanted] == [one.buffers for one in wanted]
 
 
 def test_the_primary_pool_has_every_layer_s_pages_by_slot() -> None:
@@ -150,6 +170,10 @@ def test_a_pool_that_one_conversion_does_not_serve_is_refused(
         ({"max_batch_size": 0}, "max_batch_size must be >= 1, got 0"),
         ({"gpu_quota": 0}, "gpu_quota must be >= 1, got 0"),
         (
+            {"cold_quota": 5, "offload": OffloadSizes(16, 4)},
+            "cold_quota must be 0 with offload, which has its own, got 5",
+        ),
+        (
             {"geometry": cases.geometry(kv_lora_rank=100), "kv_dtype": "nvfp4_ds_mla"},
             "got 'nvfp4_ds_mla', which takes multiples of 64: kv_lora_rank is 100; bf16 takes any",
         ),
@@ -172,13 +196,13 @@ def test_a_selection_beyond_the_cached_slots_is_refused_with_the_least_number() 
         kvcm.InvalidArgument, match="cached_slots must be at least 16, .* top-k 16, got 8"
     ):
         cases.cache_config(offload=cases.offload_sizes(config, cached_slots=8))
-    manager = cases.managers()[1]
-    manager.add_request(1, 100)
-    manager.import_history(1, *cases.history(manager.config.geometry, 1, 0, 50))
-    manager.prepare_step([StepRequest(1, 50)])
-    with pytest.raises(kvcm.InvalidArgument, match="16"):
-        manager.select(0, torch.zeros(1, 17, dtype=torch.int32))
-    manager.abort_step()
+    for manager in cases.managers():
+        manager.add_request(1, 100)
+        manager.import_history(1, *cases.history(manager.config.geometry, 1, 0, 50))
+        manager.prepare_step([StepRequest(1, 50)])
+        with pytest.raises(kvcm.InvalidArgument, match="16"):
+            manager.select(0, torch.zeros(1, 17, dtype=torch.int32))
+        manager.abort_step()
 
 
 def test_versions_take_what_they_are_for() -> None:
@@ -186,8 +210,11 @@ def test_versions_take_what_they_are_for() -> None:
     offload = cases.cache_config(offload=cases.offload_sizes(config))
     with pytest.raises(kvcm.InvalidArgument, match="use_kv_cache_manager_v2=True gives"):
         DSACacheManager(offload)
-    with pytest.raises(kvcm.InvalidArgument, match="offload must be set"):
-        DSACacheManagerV2(config)
+    with pytest.raises(kvcm.InvalidArgument, match="cold_quota must be 0: .*, got 7;"):
+        DSACacheManager(cases.cache_config(cold_quota=7))
+    resident = DSACacheManagerV2(config)
+    assert resident.manager.memory_use().host_bytes == 0
+    assert resident.manager.storage.layout.num_levels == 1
 
 
 def test_the_layer_maps_are_two() -> None:

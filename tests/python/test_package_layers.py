@@ -22,6 +22,7 @@ LAYERS = (
     "sizing",
     "planner",
     "base_manager",
+    "factory",
     "cli",
 )
 LAZY = {"torch", "matplotlib", "transformers"}

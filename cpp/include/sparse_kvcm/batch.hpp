@@ -19,6 +19,9 @@
 //   page counts  int32 [num_layer_groups, max_rows]
 //                entries of each table, 0 if nobody sits there
 //
+// In a resident manager (config.hpp) no table is sparse, row states name no lease, and nothing is
+// resolved or fetched: a step is publish, wait_ready and record_read or abort_step.
+//
 // What goes up at a publish is proportional to the entries that changed since the last one, also in
 // rows that sit there for long: a window that moves on by a page is two entries.
 //
@@ -197,9 +200,13 @@ class Batch {
   [[nodiscard]] std::int32_t max_rows() const;
   [[nodiscard]] std::uint32_t clock() const;
   [[nodiscard]] bool step_open() const;
-  [[nodiscard]] std::vector<std::int32_t> dirty_rows() const;    // ascending
-  [[nodiscard]] const RowState* row_states_address() const;      // device [max_rows]
-  [[nodiscard]] const std::int32_t* page_table_address() const;  // device [max_rows, max_pages]
+  [[nodiscard]] std::vector<std::int32_t> dirty_rows() const;  // ascending
+  [[nodiscard]] const RowState* row_states_address() const;    // device [max_rows]
+  // Rows of which the last publish wrote page tables or counts, ascending: who keeps tables of its
+  // own made from these has to look at no others.
+  [[nodiscard]] std::vector<std::int32_t> table_rows() const;
+  // Of host history, device [max_rows, max_pages]. Throws InvalidState in a resident manager.
+  [[nodiscard]] const std::int32_t* page_table_address() const;
   [[nodiscard]] std::int64_t max_pages() const;
   [[nodiscard]] BatchMemoryUse memory_use() const;
   [[nodiscard]] std::int32_t num_layer_groups() const;

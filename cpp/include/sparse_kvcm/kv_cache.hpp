@@ -15,6 +15,9 @@
 // while not seated the dense layers may be ahead: a prefill writes their pages and import_history
 // brings its units.
 //
+// In a resident manager (config.hpp) there is no lease: watermark and window_begin follow the
+// committed length, and resize alone brings computed tokens in.
+//
 // States: SUSPENDED (initial, no lease) -> resume -> ACTIVE -> suspend -> SUSPENDED ... -> CLOSED.
 //
 // Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one
@@ -75,14 +78,14 @@ class KvCache {
   // Drops pending growth, flushes the window, moves the pages of dense layers that the computed
   // tokens leave readable to host pages, leaves its Batch and returns the lease.
   // No-op if SUSPENDED. Throws InvalidState if CLOSED or in an open step; OutOfPages if host
-  // history lacks pages for the window's units, or the cold pools for the others: the request then
-  // stays ACTIVE and as it was, since everything on the host is reserved before anything is given
-  // up.
+  // history lacks pages for the window's units, or the cold pools (a resident manager without a
+  // cold_quota has none) for the others: the request then stays ACTIVE and as it was, since
+  // everything on the host is reserved before anything is given up.
   void suspend(Stream stream);
 
   // `history_length` tokens are computed, what comes next writes [history_length, capacity).
   // Not seated, a prefill: takes and gives up pages of dense layers alone, and drops pending
-  // growth.
+  // growth. In a resident manager the units of history_length are then committed.
   // Seated: as Batch::resize_tokens for its row, and marks it dirty.
   // False, and nothing changed, if a pool group or host history has too few pages.
   // Throws InvalidState unless ACTIVE, or in an open step; InvalidArgument unless history_length()
@@ -99,7 +102,7 @@ class KvCache {
   // `layers` may be reused when the call returns.
   // Throws InvalidArgument for a wrong number of layers, null data, a short stride, or units past
   // `need`; OutOfPages if host history is full; InvalidState if CLOSED, in an open step, with
-  // growth pending, or with the watermark below the committed length.
+  // growth pending, with the watermark below the committed length, or of a resident manager.
   void import_history(std::span<const UnitRows> layers, std::int32_t num_units, Stream stream);
 
   // Leaves its Batch and returns pages and lease; during an open step that has the request, they
@@ -112,7 +115,7 @@ class KvCache {
   [[nodiscard]] std::int32_t committed_length() const;
   [[nodiscard]] std::int32_t watermark() const;
   [[nodiscard]] std::int32_t window_begin() const;
-  [[nodiscard]] std::optional<Lease> lease() const;       // while ACTIVE
+  [[nodiscard]] std::optional<Lease> lease() const;       // while ACTIVE, unless resident
   [[nodiscard]] std::optional<std::int32_t> row() const;  // while seated
   [[nodiscard]] std::int32_t capacity() const;            // tokens
   [[nodiscard]] std::int32_t history_length() const;      // tokens

@@ -93,7 +93,8 @@ class KvCacheManager {
   [[nodiscard]] const std::vector<std::int32_t>& layers() const;
   // The group of a layer. Throws InvalidArgument for an unknown layer.
   [[nodiscard]] std::int32_t group_of(std::int32_t layer) const;
-  // First slot of the trash page, which is never leased and may be written freely.
+  // First slot of the trash page, which is never leased and may be written freely; a resident
+  // manager has none, and says 0.
   [[nodiscard]] std::int32_t trash_slot() const;
 
   // The arena of one member layer, [arena_pages + 1, page_bytes]; the last page is trash.

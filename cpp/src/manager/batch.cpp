@@ -1,5 +1,6 @@
 #include "sparse_kvcm/batch.hpp"
 
+#include "core/check.hpp"
 #include "manager/batch_state.hpp"
 
 namespace sparse_kvcm {
@@ -80,7 +81,12 @@ std::int64_t Batch::max_pages() const { return state_->memory().max_pages; }
 std::int32_t Batch::num_layer_groups() const { return state_->memory().num_layer_groups; }
 const RowState* Batch::row_states_address() const { return state_->memory().row_states; }
 const std::int32_t* Batch::page_table_address() const {
-  return state_->memory().table(state_->memory().sparse_group, 0);
+  const std::int32_t sparse = state_->memory().sparse_group;
+  if (sparse < 0) {
+    fail_state("Batch.page_table_address",
+               "the manager has no groups, so no host history; ask for a layer group's table");
+  }
+  return state_->memory().table(sparse, 0);
 }
 const std::int32_t* Batch::page_table_address(std::int32_t layer_group) const {
   state_->manager()->check_layer_group("Batch.page_table_address", layer_group);
@@ -102,6 +108,11 @@ bool Batch::step_open() const {
 std::vector<std::int32_t> Batch::dirty_rows() const {
   const auto held = lock(*state_);
   return state_->dirty().rows();
+}
+
+std::vector<std::int32_t> Batch::table_rows() const {
+  const auto held = lock(*state_);
+  return state_->table_rows();
 }
 
 BatchMemoryUse Batch::memory_use() const { return state_->memory().use(); }

@@ -56,8 +56,8 @@ BatchMemory::BatchMemory(const KvCacheManagerConfig& config, const BatchOptions&
     : max_rows(options.max_rows),
       num_layer_groups(static_cast<std::int32_t>(layout.layer_groups().size())),
       max_pages(ceil_div(options.max_units, config.units_per_page())) {
-  while (!layout.layer_groups()[static_cast<std::size_t>(sparse_group)].life_cycle.is_sparse) {
-    ++sparse_group;
+  for (std::int32_t g = 0; g < num_layer_groups; ++g) {
+    if (layout.layer_groups()[static_cast<std::size_t>(g)].life_cycle.is_sparse) sparse_group = g;
   }
 }
 

@@ -48,7 +48,7 @@ class BatchMemory {
 
   std::int32_t max_rows = 0;
   std::int32_t num_layer_groups = 0;
-  std::int32_t sparse_group = 0;  // the layer group whose pages are in host history
+  std::int32_t sparse_group = -1;  // the layer group whose pages are in host history; -1 = none
   std::int64_t max_pages = 0;
   RowState* row_states = nullptr;
   std::int32_t* page_tables = nullptr;

@@ -47,15 +47,19 @@ void BatchState::plan_upload() {
     }
     patch_.write(reinterpret_cast<const std::int32_t*>(memory_.row_states + row),
                  {reinterpret_cast<const std::int32_t*>(&state), sizeof(state) / 4});
-    patch_tables(row, request);
+    if (patch_tables(row, request)) table_rows_.push_back(row);
   });
 }
 
-void BatchState::patch_tables(std::int32_t row, const Request* request) {
-  for (std::int32_t g = 0; g < memory_.num_layer_groups; ++g) patch_table(g, row, request);
+bool BatchState::patch_tables(std::int32_t row, const Request* request) {
+  bool changed = false;
+  for (std::int32_t g = 0; g < memory_.num_layer_groups; ++g) {
+    changed = patch_table(g, row, request) || changed;
+  }
+  return changed;
 }
 
-void BatchState::patch_table(std::int32_t layer_group, std::int32_t row, const Request* request) {
+bool BatchState::patch_table(std::int32_t layer_group, std::int32_t row, const Request* request) {
   const bool sparse = layer_group == memory_.sparse_group;
   std::span<const std::int32_t> pages;
   if (request != nullptr) {
@@ -65,16 +69,21 @@ void BatchState::patch_table(std::int32_t layer_group, std::int32_t row, const R
   const auto size = static_cast<std::int32_t>(pages.size());
   const std::int32_t before = published(layer_group, row);
   const std::int32_t* table = memory_.table(layer_group, row);
+  bool wrote = before != size || whole_.contains(row);
   if (sparse || whole_.contains(row)) {
     const std::int32_t stable = sparse && request != nullptr ? request->stable_pages : 0;
     patch_.write(table + stable, pages.subspan(static_cast<std::size_t>(stable)));
+    wrote = wrote || stable < size;
   } else {
     for (const std::int32_t page : request->dense->changes(layer_group)) {
-      if (page < size) patch_.write(table + page, pages[static_cast<std::size_t>(page)]);
+      if (page >= size) continue;
+      patch_.write(table + page, pages[static_cast<std::size_t>(page)]);
+      wrote = true;
     }
   }
   if (before > size) patch_.erase(table + size, before - size);
   if (before != size || whole_.contains(row)) patch_.write(memory_.count(layer_group, row), size);
+  return wrote;
 }
 
 void BatchState::send(Stream stream) {

@@ -64,7 +64,7 @@ std::int32_t BatchState::add(const RequestPtr& request, std::int32_t row) {
 
 std::int32_t BatchState::seat(const RequestPtr& request, std::int32_t row) {
   left_.reserve(left_.size() + seats_.size() - static_cast<std::size_t>(free_.size()) + 1);
-  if (request->last_batch_id != id_) request->reset_pending = true;
+  if (request->lease && request->last_batch_id != id_) request->reset_pending = true;
   request->last_batch_id = id_;
   request->batch = this;
   request->row = row;

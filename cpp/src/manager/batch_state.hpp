@@ -71,6 +71,7 @@ class BatchState {
   [[nodiscard]] std::uint32_t clock() const { return clock_; }
   [[nodiscard]] bool step_open() const { return step_open_; }
   [[nodiscard]] const RowSet& dirty() const { return dirty_; }
+  [[nodiscard]] const std::vector<std::int32_t>& table_rows() const { return table_rows_; }
 
  private:
   using RequestPtr = std::shared_ptr<Request>;
@@ -100,8 +101,9 @@ class BatchState {
   void plan_flush();
   void plan_resets();
   void plan_upload();
-  void patch_tables(std::int32_t row, const Request* request);
-  void patch_table(std::int32_t layer_group, std::int32_t row, const Request* request);
+  // False where the device has all of it.
+  bool patch_tables(std::int32_t row, const Request* request);
+  bool patch_table(std::int32_t layer_group, std::int32_t row, const Request* request);
   void send(Stream stream);
   void finish_flush();
   void open_step(Stream stream) noexcept;
@@ -142,6 +144,7 @@ class BatchState {
   // Of the publish at hand, kept for their memory.
   TablePatch patch_;
   std::vector<Flush> flushes_;
+  std::vector<std::int32_t> table_rows_;
   std::vector<ops::UnitMove> moves_;
   std::vector<ops::LeaseReset> resets_;
   std::uint64_t steps_ = 0;  // publishes so far

@@ -12,6 +12,7 @@ std::vector<std::int32_t> BatchState::publish(Stream stream) {
   check_open(function);
   if (step_open_) fail_state(function, "a step is open; call record_read or abort_step first");
   manager_->check_not_capturing(function, stream);
+  table_rows_.clear();
   plan_flush();
   plan_resets();
   std::vector<std::int32_t> uploaded = dirty_.rows();
@@ -65,7 +66,9 @@ void BatchState::abort_step(Stream stream) {
   manager_->check_not_capturing("Batch.abort_step", stream);
   std::vector<ops::LeaseReset> resets;
   for_each_in_step([&](const Request& request) {
-    if (request.state == KvCacheState::kActive) resets.push_back(request.lease_reset());
+    if (request.state == KvCacheState::kActive && request.lease) {
+      resets.push_back(request.lease_reset());
+    }
   });
   DeviceWork work(*manager_, "Batch.abort_step", stream);
   manager_->reset_leases(resets, clock_, stream);

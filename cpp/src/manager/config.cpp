@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include "core/check.hpp"
 #include "core/rounding.hpp"
@@ -23,7 +24,6 @@ void check_multiple(const char* field, std::int32_t value, std::int32_t page) {
 }
 
 void check_groups(const KvCacheManagerConfig& config) {
-  if (config.groups.empty()) fail_argument(kFunction, "groups must not be empty");
   std::set<std::int32_t> layers;
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     const SelectionGroupConfig& group = config.groups[g];
@@ -40,12 +40,35 @@ void check_groups(const KvCacheManagerConfig& config) {
       fail_argument(kFunction, "groups[", g, "].top_k must be in [1, cached_slots ",
                     config.cached_slots, "], got ", group.top_k);
     }
+    const std::size_t regions = group.layout.region_bytes().size();
+    if (!group.roles.empty() && group.roles.size() != regions) {
+      fail_argument(kFunction, "groups[", g, "].roles must name each of the ", regions,
+                    " regions of its layout, or none, got ", group.roles.size());
+    }
     const HostRowLayout row =
         pack_host_row(group.layout, static_cast<std::int32_t>(group.layers.size()));
     const std::int64_t page_bytes = row.unit_bytes * config.units_per_page();
     check_range<std::int64_t>(kFunction, "host_pages", config.host_pages, 1,
                               std::numeric_limits<std::int64_t>::max() / page_bytes);
   }
+}
+
+// Sizes of what it does not have are mistakes: somebody thinks that it offloads.
+void check_resident(const KvCacheManagerConfig& config) {
+  if (config.dense_layers.empty()) {
+    fail_argument(kFunction, "groups must not be empty without dense_layers, got neither");
+  }
+  const std::pair<const char*, std::int64_t> sizes[] = {{"cached_slots", config.cached_slots},
+                                                        {"window_slots", config.window_slots},
+                                                        {"arena_pages", config.arena_pages},
+                                                        {"host_pages", config.host_pages},
+                                                        {"max_leases", config.max_leases}};
+  for (const auto& [field, value] : sizes) {
+    if (value == 0) continue;
+    fail_argument(kFunction, field, " must be 0 without groups, whose history it would size, got ",
+                  value);
+  }
+  check_range<std::int64_t>(kFunction, "max_new_units", config.max_new_units, 1, kMaxUnits);
 }
 
 // What check(StorageConfig) does not know by these names.
@@ -81,6 +104,17 @@ std::vector<std::int64_t> cold_slot_bytes(const StorageConfig& storage) {
   return bytes;
 }
 
+// What each member layer keeps per page.
+std::vector<BufferConfig> member_buffers(const SelectionGroupConfig& group, std::int32_t units) {
+  if (group.roles.empty()) return {{"KEY", group.layout.page_bytes(units), {}, true}};
+  std::vector<BufferConfig> buffers;
+  for (std::size_t r = 0; r < group.roles.size(); ++r) {
+    const std::int64_t bytes = std::int64_t{group.layout.region_bytes()[r]} * units;
+    buffers.push_back({group.roles[r], bytes, {}, true});
+  }
+  return buffers;
+}
+
 // The storage's layers and options, with quotas that are still to be found.
 StorageConfig layers_and_options(const KvCacheManagerConfig& config) {
   StorageConfig storage;
@@ -89,10 +123,9 @@ StorageConfig layers_and_options(const KvCacheManagerConfig& config) {
   storage.tokens_per_unit = config.tokens_per_unit;
   storage.selection_groups = config.groups;
   for (const SelectionGroupConfig& group : config.groups) {
-    const std::int64_t arena_page = group.layout.page_bytes(config.units_per_page());
-    for (const std::int32_t layer : group.layers) {
-      storage.layers.push_back({layer, {{"KEY", arena_page, {}, true}}, {}, {}});
-    }
+    const std::vector<BufferConfig> buffers = member_buffers(group, config.units_per_page());
+    for (const std::int32_t layer : group.layers)
+      storage.layers.push_back({layer, buffers, {}, {}});
   }
   storage.layers.insert(storage.layers.end(), config.dense_layers.begin(),
                         config.dense_layers.end());
@@ -102,16 +135,16 @@ StorageConfig layers_and_options(const KvCacheManagerConfig& config) {
   storage.initial_pool_ratio = config.initial_pool_ratio;
   storage.swa_scratch_reuse = config.swa_scratch_reuse;
   storage.enable_stats = config.enable_stats;
-  storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
-  storage.cache_tiers = {{CacheTier::kGpuMem, std::max<std::int64_t>(config.gpu_quota, 1), 0},
-                         {CacheTier::kHostMem, 1, 0}};
+  storage.cache_tiers = {{CacheTier::kGpuMem, std::max<std::int64_t>(config.gpu_quota, 1), 0}};
+  if (!config.is_resident()) storage.max_host_pages = static_cast<std::int32_t>(config.host_pages);
+  if (!config.is_resident() || config.cold_quota > 0) {
+    storage.cache_tiers.push_back({CacheTier::kHostMem, 1, 0});
+  }
   return storage;
 }
 
-}  // namespace
-
-void check(const KvCacheManagerConfig& config) {
-  check_page(kFunction, config.tokens_per_block, config.tokens_per_unit);
+// Of a manager with groups.
+void check_sparse(const KvCacheManagerConfig& config) {
   const std::int32_t page = config.units_per_page();
   if (page > kMaxCachedSlots) {
     fail_argument(kFunction, "tokens_per_block / tokens_per_unit must be <= ", kMaxCachedSlots,
@@ -130,6 +163,13 @@ void check(const KvCacheManagerConfig& config) {
   check_range<std::int64_t>(kFunction, "max_leases", config.max_leases, 1,
                             std::numeric_limits<std::int32_t>::max());
   check_groups(config);
+}
+
+}  // namespace
+
+void check(const KvCacheManagerConfig& config) {
+  check_page(kFunction, config.tokens_per_block, config.tokens_per_unit);
+  config.is_resident() ? check_resident(config) : check_sparse(config);
   check_dense(config);
   check(layers_and_options(config));
 }
@@ -142,6 +182,7 @@ StorageConfig storage_config(const KvCacheManagerConfig& config) {
     const auto members = static_cast<std::int32_t>(group.layers.size());
     page_bytes.push_back(pack_host_row(group.layout, members).unit_bytes * config.units_per_page());
   }
+  if (storage.cache_tiers.size() <= kSparseHistoryLevel) return storage;
   std::vector<std::int64_t> cold;
   if (!config.dense_layers.empty()) cold = cold_slot_bytes(storage);
   // Granules grow with the quota, so ask until it stays.

@@ -47,6 +47,10 @@ void check_options(const ManagerState& state, const KvCacheOptions& options) {
   if (options.need < 1 || options.need > most) {
     fail_argument(function, "need must be in [1, ", most, "] units, got ", options.need);
   }
+  if (state.is_resident() && options.cached_slots != -1) {
+    fail_argument(function, "cached_slots must be -1 in a manager without groups, got ",
+                  options.cached_slots);
+  }
   const std::int32_t page = state.config.units_per_page();
   const std::int32_t low = largest_top_k(state.config);
   const std::int32_t cached = options.cached_slots;

@@ -91,6 +91,7 @@ void ManagerState::check_layer_group(const char* function, std::int32_t layer_gr
 }
 
 LeaseShape ManagerState::lease_shape(const KvCacheOptions& options) const {
+  if (is_resident()) return {};
   const std::int32_t cached =
       options.cached_slots == -1 ? config.cached_slots : options.cached_slots;
   if (options.need > cached + config.window_slots) return {cached, config.window_slots};

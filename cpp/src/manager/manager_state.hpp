@@ -70,8 +70,9 @@ class ManagerState {
   [[nodiscard]] std::int32_t num_layer_groups() const {
     return static_cast<std::int32_t>(storage->layout().layer_groups().size());
   }
-  // The layer group whose pages are in host history.
+  // The layer group whose pages are in host history; -1 in a resident manager.
   [[nodiscard]] std::int32_t sparse_group() const { return history.layer_group(); }
+  [[nodiscard]] bool is_resident() const { return config.is_resident(); }
   [[nodiscard]] bool has_dense_layers() const { return !config.dense_layers.empty(); }
 
   std::string poison;  // why the manager refuses to go on; empty = it does not

@@ -23,8 +23,10 @@ bool Request::resume(Stream stream) {
   check_open("KvCache.resume");
   if (state == KvCacheState::kActive) return true;
   manager_->check_not_capturing("KvCache.resume", stream);
-  lease = manager_->arena.leases().acquire(shape_.cached_slots, shape_.window_slots);
-  if (!lease) return false;
+  if (!manager_->is_resident()) {
+    lease = manager_->arena.leases().acquire(shape_.cached_slots, shape_.window_slots);
+    if (!lease) return false;
+  }
   try {
     std::optional<PageMigration> migration;
     if (dense) {
@@ -50,7 +52,7 @@ bool Request::resume(Stream stream) {
     throw;
   }
   window_begin = all_window() ? 0 : committed;
-  reset_pending = true;
+  reset_pending = lease.has_value();
   state = KvCacheState::kActive;
   return true;
 }
@@ -131,13 +133,15 @@ void Request::set_index_buffer(std::int32_t layer_group, std::span<std::int32_t>
 std::vector<LayerGroupStatistics> Request::get_and_reset_statistics() {
   std::vector<LayerGroupStatistics> all(static_cast<std::size_t>(manager_->num_layer_groups()));
   if (dense) all = dense->get_and_reset_statistics();
+  if (manager_->is_resident()) return all;
   all[static_cast<std::size_t>(manager_->sparse_group())] = std::exchange(host_counter_, {});
   return all;
 }
 
 RowState Request::row_state() const {
-  return {lease->id, lease->base, lease->cached_slots, lease->window_slots,
-          length,    committed,   window_begin,        watermark};
+  const Lease place = lease.value_or(Lease{});
+  return {place.id, place.base, place.cached_slots, place.window_slots,
+          length,   committed,  window_begin,       watermark};
 }
 
 ops::LeaseReset Request::lease_reset() const {

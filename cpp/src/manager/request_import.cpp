@@ -48,6 +48,10 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
   const char* function = "KvCache.import_history";
   check_open(function);
   check_not_in_step(function);
+  if (manager_->is_resident()) {
+    fail_state(function,
+               "the manager has no groups, so no host history; resize to the computed tokens");
+  }
   if (has_growth()) {
     fail_state(function, length - committed, " units (", tokens - history,
                " tokens) of growth are pending; publish and record them, or resize the row back");

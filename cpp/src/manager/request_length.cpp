@@ -49,6 +49,9 @@ bool Request::resize(std::int32_t capacity, std::int32_t history_length, Stream 
   }
   if (dense && !dense->resize(capacity, history_length, stream, StepAtHand::kRedone)) return false;
   history = tokens = history_length;
+  if (manager_->is_resident()) {
+    committed = watermark = window_begin = history_length / manager_->config.tokens_per_unit;
+  }
   length = committed;
   trim_pages(committed);
   return true;
@@ -74,7 +77,7 @@ ResizeResult Request::grow(const Target& target, Stream stream) {
   }
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   take_pages(target.length);
-  if (target.length > std::int64_t{lease->window_slots} + reach()) {
+  if (lease && target.length > std::int64_t{lease->window_slots} + reach()) {
     keep_pages(pages_before);
     return ResizeResult::kPastWindow;
   }
@@ -97,7 +100,7 @@ ResizeResult Request::grow(const Target& target, Stream stream) {
 std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {
   take_pages(committed);
   const std::int32_t target = reach();
-  for (std::int32_t ordinal = watermark; ordinal < target; ++ordinal) {
+  for (std::int32_t ordinal = watermark; lease && ordinal < target; ++ordinal) {
     moves.push_back(
         {manager_->history.host_unit(pages, ordinal), window_slot(row_state(), ordinal)});
   }
@@ -124,10 +127,12 @@ void Request::end_step(Growth growth) noexcept {
 }
 
 std::int32_t Request::next_window_begin() const {
+  if (!lease) return committed;
   return std::max(window_begin, length - lease->window_slots);
 }
 
 std::int32_t Request::reach() const {
+  if (manager_->is_resident()) return committed;
   const std::int64_t covered =
       static_cast<std::int64_t>(pages.size()) * manager_->config.units_per_page();
   return static_cast<std::int32_t>(std::min<std::int64_t>(committed, covered));

@@ -14,6 +14,7 @@ std::int32_t sparse_group(const StorageLayout& layout) {
   const auto found = std::ranges::find_if(layout.layer_groups(), [](const LayerGroupDesc& group) {
     return group.life_cycle.is_sparse;
   });
+  if (found == layout.layer_groups().end()) return -1;
   return static_cast<std::int32_t>(found - layout.layer_groups().begin());
 }
 
@@ -65,6 +66,7 @@ std::int64_t HostHistory::host_unit(const std::vector<std::int32_t>& pages,
 
 bool HostHistory::take_pages(std::vector<std::int32_t>& pages, std::int32_t units,
                              std::int32_t need) {
+  if (layer_group_ < 0) return true;
   const std::size_t before = pages.size();
   const bool enough = pool_group().pages().grow(pages, ceil_div(units, units_per_page_),
                                                 ceil_div(need, units_per_page_));
@@ -74,6 +76,7 @@ bool HostHistory::take_pages(std::vector<std::int32_t>& pages, std::int32_t unit
 }
 
 void HostHistory::keep_pages(std::vector<std::int32_t>& pages, std::int32_t kept) {
+  if (layer_group_ < 0) return;
   const std::size_t before = pages.size();
   pool_group().pages().shrink(pages, kept);
   storage_.count(layer_group_, {0, static_cast<std::int64_t>(before - pages.size()), 0});

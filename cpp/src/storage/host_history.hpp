@@ -18,15 +18,18 @@ namespace sparse_kvcm {
 
 class HostHistory {
  public:
-  // REQUIRES: the storage has sparse layers, and their pools are filled.
+  // Of a storage whose pools are filled. Without sparse layers there is no history: taking pages
+  // succeeds, and takes none.
   explicit HostHistory(StorageState& storage);
 
-  // The sparse layer group.
+  // The sparse layer group; -1 = none.
   [[nodiscard]] std::int32_t layer_group() const { return layer_group_; }
   [[nodiscard]] const HostRowLayout& row_layout(std::int32_t group) const;
   // [pages, units_per_page, host_unit_bytes]
   [[nodiscard]] MemoryView pool(std::int32_t group) const;
-  [[nodiscard]] std::int32_t num_free_pages() const { return pool_group().num_free(); }
+  [[nodiscard]] std::int32_t num_free_pages() const {
+    return layer_group_ < 0 ? 0 : pool_group().num_free();
+  }
   [[nodiscard]] std::int64_t bytes() const;
 
   // The host unit of `ordinal` in a request with these pages.

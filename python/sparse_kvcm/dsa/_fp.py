@@ -57,12 +57,13 @@ def to_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def from_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Float32 values ``[n, 2 * bytes]`` of packed E2M1."""
+    """Float32 values ``[n, 2 * bytes]`` of packed E2M1, without a table, which would be copied."""
     import torch
 
-    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-    table = torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)], device=packed.device)
-    return table[codes.long()]
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).to(torch.int32)
+    exponent, last = codes >> 1 & 3, codes & 1
+    halves = (last + 2 * exponent.clamp(max=1)) << (exponent - 1).clamp(min=0)
+    return halves * (0.5 - (codes >> 3))
 
 
 def exponent_at_least(values: torch.Tensor) -> torch.Tensor:

@@ -17,10 +17,9 @@ def key_pools(storage: Storage, config: DsaCacheConfig) -> list[RolePool]:
     """Pools of latents: one role per region where scales are a buffer of their own."""
     layout = config.geometry.unit_layout(config.kv_dtype)
     layers = {layer: layer for layer in config.geometry.history_layers}
-    roles = ("KEY", "KEY_BLOCK_SCALE")[: len(layout.region_bytes)]
     return [
         RolePool(storage, role, layers, PageGeometry(UnitLayout([size]), config.page_tokens))
-        for role, size in zip(roles, layout.region_bytes, strict=True)
+        for role, size in zip(config.key_roles, layout.region_bytes, strict=True)
     ]
 
 

@@ -3,8 +3,10 @@
 ``use_kv_cache_manager_v2``
 
     "auto"   version 2 for the architectures of `V2_ARCHITECTURES`, version 1 for others
-    True     version 2: `DSACacheManagerV2`
-    False    version 1: `DSACacheManager`, which keeps everything on the GPU
+    True     version 2: `DSACacheManagerV2`, resident or offloaded
+    False    version 1: `DSACacheManager`, which keeps everything on the GPU: the baseline
+
+`sparse_kvcm.factory.create_dsa_manager` reads it from ``kv_cache_config`` and makes the manager.
 
 What the manager chosen cannot do is refused. It never becomes the other one by itself:
 
@@ -13,6 +15,8 @@ What the manager chosen cannot do is refused. It never becomes the other one by 
     beam width > 1          refused     refused: beams would share a history
     STAR context parallel   refused     refused: a rank has whole requests
     offload to the host     allowed     refused
+    suspended pages on it   allowed     refused: they stay on the GPU
+    prompts in steps        resident    allowed
 
 Every manager of version 2, DeepSeek-V4's too, calls `refuse_in_v2`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from sparse_kvcm._core import (
     BatchDesc,
@@ -11,6 +12,8 @@ from sparse_kvcm._core import (
     CacheTierConfig,
     InvalidArgument,
     KvCacheDesc,
+    KvCacheManagerConfig,
+    SelectionGroupConfig,
     StorageConfig,
 )
 from sparse_kvcm.dsa.codecs import IndexScale
@@ -22,7 +25,7 @@ FUNCTION = "DsaCacheConfig"
 
 @dataclass(frozen=True)
 class OffloadSizes:
-    """Memory of an offloading manager, beside the pools of index keys.
+    """Memory of an offloading manager, beside its pools.
 
     Attributes
     ----------
@@ -35,7 +38,7 @@ class OffloadSizes:
     arena_pages : int, optional
         Pages of all leases. None: for a lease of N + W of each request.
     cold_quota : int
-        Pinned host bytes for the index keys of suspended requests.
+        Pinned host bytes for the pages in its pools of suspended requests.
     """
 
     cached_slots: int
@@ -68,6 +71,8 @@ class DsaCacheConfig:
         As in `codecs.encode_index_keys`.
     max_util_for_resume : float
         As in `StorageConfig`.
+    cold_quota : int
+        The same without `offload`, with version 2 alone; 0: requests cannot be suspended.
     device : str
     offload : OffloadSizes, optional
         Keep latents on the host. None: everything on the GPU.
@@ -88,6 +93,7 @@ class DsaCacheConfig:
     kv_scale: float = 1.0
     index_scale: IndexScale = "fp32"
     max_util_for_resume: float = 0.97
+    cold_quota: int = 0
     device: str = "cpu"
     offload: OffloadSizes | None = None
 
@@ -102,6 +108,11 @@ class DsaCacheConfig:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "
                 f"{self.geometry.name} takes, got {self.max_seq_len}"
+            )
+        if self.offload is not None and self.cold_quota != 0:
+            raise InvalidArgument(
+                f"[{FUNCTION}] cold_quota must be 0 with offload, which has its own, "
+                f"got {self.cold_quota}"
             )
         if self.offload is not None and self.offload.cached_slots < self.geometry.top_k:
             least = self.pages(self.geometry.top_k) * self.page_tokens
@@ -119,6 +130,11 @@ class DsaCacheConfig:
     def max_pages(self) -> int:
         """Pages of the longest request."""
         return self.pages(self.max_seq_len)
+
+    @property
+    def key_roles(self) -> tuple[str, ...]:
+        """Roles of a latent's buffers."""
+        return self.geometry.region_roles(self.kv_dtype) or ("KEY",)
 
     @property
     def latent_width(self) -> int:
@@ -139,8 +155,8 @@ class DsaCacheConfig:
         """Pages of a request of so many tokens."""
         return math.ceil(tokens / self.page_tokens)
 
-    def resident_storage(self) -> StorageConfig:
-        """Everything on the GPU."""
+    def storage_config(self) -> StorageConfig:
+        """The storage of version 1: everything on the GPU."""
         return StorageConfig(
             cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)],
             layers=self.geometry.layers(self.page_tokens, self.kv_dtype, self.index_dtype),
@@ -148,6 +164,39 @@ class DsaCacheConfig:
             max_util_for_resume=self.max_util_for_resume,
             constraints=[self.longest_request],
             device=self.device,
+        )
+
+    def manager_config(self) -> KvCacheManagerConfig:
+        """The manager of version 2: resident, or with latents as selection groups."""
+        geometry, sizes = self.geometry, self.offload
+        pools: dict[str, Any] = {
+            "tokens_per_block": self.page_tokens,
+            "gpu_quota": self.gpu_quota,
+            "cold_quota": self.cold_quota if sizes is None else sizes.cold_quota,
+            "max_util_for_resume": self.max_util_for_resume,
+            "constraints": [self.longest_request],
+            "device": self.device,
+        }
+        dtypes = self.page_tokens, self.kv_dtype, self.index_dtype
+        if sizes is None:
+            return KvCacheManagerConfig(
+                dense_layers=geometry.layers(*dtypes), max_new_units=self.max_seq_len, **pools
+            )
+        window = self.page_tokens if sizes.window_slots is None else sizes.window_slots
+        lease = min(self.pages(sizes.cached_slots + window), self.max_pages)
+        layout, roles = geometry.unit_layout(self.kv_dtype), geometry.region_roles(self.kv_dtype)
+        return KvCacheManagerConfig(
+            groups=[
+                SelectionGroupConfig(group, geometry.top_k, layout, roles)
+                for group in geometry.groups
+            ],
+            cached_slots=sizes.cached_slots,
+            window_slots=window,
+            arena_pages=sizes.arena_pages or self.max_batch_size * lease,
+            host_pages=sizes.host_pages,
+            max_leases=self.max_batch_size,
+            dense_layers=geometry.dense_layers(*dtypes),
+            **pools,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
@@ -10,29 +10,6 @@ from sparse_kvcm.step import PADDING
 
 if TYPE_CHECKING:
     import torch
-
-
-class ChangedRows:
-    """Which rows have another page table than at the last step.
-
-    Tables of full history only grow at their end while a request keeps its seat, and every row that
-    decodes is dirty in every step: a row's table has changed if it is dirty and its request or its
-    number of pages is another one, or if pages were given back and taken again.
-    """
-
-    def __init__(self) -> None:
-        self._pages: dict[int, int] = {}
-
-    def forget(self, row: int) -> None:
-        """Another request sits there, or pages have gone back."""
-        self._pages.pop(row, None)
-
-    def of(self, dirty: Iterable[int], num_pages: Mapping[int, int]) -> set[int]:
-        """Those of `dirty`, by the pages that seated rows have now."""
-        changed = {row for row in dirty if self._pages.get(row) != num_pages.get(row, 0)}
-        for row in changed:
-            self._pages[row] = num_pages.get(row, 0)
-        return changed
 
 
 class ForwardTable:
@@ -83,7 +60,7 @@ class ForwardTable:
         self._shown = [None if row in changed else row for row in self._shown]
         places = [i for i, row in enumerate(rows) if row != self._shown[i]]
         for i in places:
-            self._shown[i] = rows[i]
+            self._shown[i] = None
         if places:
             device = self.indices.device
             sources = torch.tensor([rows[i] for i in places], device=base.device)
@@ -91,4 +68,6 @@ class ForwardTable:
             self.indices[torch.tensor(places, device=device)] = kernel_page_indices(
                 slots.to(device), self._scale
             )
+        for i in places:
+            self._shown[i] = rows[i]
         return places

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.dsa import codecs
 from sparse_kvcm.dsa.config import DsaCacheConfig
-from sparse_kvcm.dsa.forward_table import ChangedRows
+from sparse_kvcm.dsa.latents import LatentStore
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import Skip, gather, scatter
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping, map_slots, map_tokens
+from sparse_kvcm.dsa.scatter import gather, scatter
+from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_slots, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
-from sparse_kvcm.step import PreparedStep, StepRequest, prepare
+from sparse_kvcm.step import StepRequest, prepare
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,8 @@ class DsaManager(ABC):
 
     config: DsaCacheConfig
     index_keys: RolePool
+    _latents: LatentStore
     _tensors: StepTensors
-    _changed: ChangedRows
     _step: DsaStep | None = None
 
     # --- requests ---
@@ -120,8 +120,7 @@ class DsaManager(ABC):
         self._check_late_errors()
         prepared = prepare(self, requests, padded_size=padded_size, decode_only=self._decode_only)
         try:
-            changed = self._changed.of(prepared.dirty, self._pages_of(prepared))
-            self._step = self._tensors.make(prepared, self._base_table, changed)
+            self._step = self._tensors.make(prepared, self._base_table)
         except BaseException:
             self.abort_step()
             raise
@@ -131,6 +130,7 @@ class DsaManager(ABC):
         """Make the step's tokens real. Who still reads is waited for before memory is reused."""
         self._commit(self._open("end_step"))
         self._step = None
+        self._latents.forget_step()
 
     def abort_step(self) -> None:
         """Drop the step: every request is as it was before. No-op without one."""
@@ -141,9 +141,8 @@ class DsaManager(ABC):
         """The step that is open."""
         return self._step
 
-    @abstractmethod
     def select(self, layer: int, selection: torch.Tensor) -> torch.Tensor:
-        """Find the tokens that an indexer selected.
+        """Find the tokens that an indexer selected, and bring them to the GPU.
 
         Parameters
         ----------
@@ -158,21 +157,26 @@ class DsaManager(ABC):
             Slots, page * tokens_per_block + offset in the layers' buffers, -1 = none. They serve
             all layers that share the selection.
         """
+        step = self._open("select")
+        self._check_leader("select", layer)
+        group = self.config.geometry.selection_group_of[layer]
+        return self._latents.select(step, group, selection)
 
     def write_latents(self, layer: int, latents: torch.Tensor) -> None:
         """Write the latents of the step's new tokens, float ``[n, rank + rope]``."""
+        step = self._open("write_latents")
         record = self._encode(latents)
-        slots, skip = self._write_slots(layer)
-        for view, page in self._key_buffers(layer):
+        slots = self._latents.write_slots(step, self.config.geometry.selection_group_of[layer])
+        for view, page in self._latents.buffers(layer):
             regions = len(page.regions)
-            scatter(view, map_slots(slots, page), record[:regions], skip=skip)
+            scatter(view, map_slots(slots, page), record[:regions])
             record = record[regions:]
 
     def gather_latents(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Read latents at slots of `select`: float32 ``[..., rank + rope]``, zeros at -1."""
         self._open("gather_latents")
         record: tuple[torch.Tensor, ...] = ()
-        for view, page in self._key_buffers(layer):
+        for view, page in self._latents.buffers(layer):
             record += gather(view, map_slots(slots.reshape(-1), page))
         geometry = self.config.geometry
         values = codecs.decode_latents(
@@ -196,12 +200,13 @@ class DsaManager(ABC):
 
     # --- views ---
 
-    @abstractmethod
     def get_buffers(self, layer: int, role: Role = "KEY") -> torch.Tensor:
         """A layer's latents as kernels read them, ``[pages, tokens_per_block, 1, elements]``.
 
-        Without a copy. Elements are BF16 or E4M3 where latents have nothing else, bytes otherwise.
+        Without a copy: pages of a pool, or of the arena, the last of which may be written freely.
+        Elements are BF16 or E4M3 where latents have nothing else, bytes otherwise.
         """
+        return self._latents.view(layer, role)
 
     def get_indexer_k_cache_buffers(self, layer: int) -> torch.Tensor:
         """A layer's index keys, uint8 ``[pages, tokens_per_block, 1, bytes]``, without a copy.
@@ -229,13 +234,10 @@ class DsaManager(ABC):
         """
         geometry = self.config.geometry
         units = self.config.latent_page.layout.region_bytes
-        split = self.config.kv_dtype == "nvfp4"
-        layers = geometry.num_layers
-        sizes = {
-            "KEY": layers * (units[0] if split else sum(units)),
-            "KEY_BLOCK_SCALE": layers * units[1] if split else 0,
-            "INDEX_KEY": self.index_keys.bytes_per_token,
-        }
+        roles = self.config.key_roles
+        parts = units if len(roles) == len(units) else [sum(units)]
+        sizes = {name: geometry.num_layers * size for name, size in zip(roles, parts, strict=True)}
+        sizes = {"KEY_BLOCK_SCALE": 0, "INDEX_KEY": self.index_keys.bytes_per_token} | sizes
         return sum(sizes.values()) if role == "ALL" else sizes[role]
 
     # --- what versions differ in, beside `StepBackend` ---
@@ -282,23 +284,10 @@ class DsaManager(ABC):
     def _base_table(self, layer_group: int) -> torch.Tensor: ...
 
     @abstractmethod
-    def _key_buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]: ...
-
-    @abstractmethod
-    def _write_slots(self, layer: int) -> tuple[torch.Tensor, Skip]: ...
-
-    @abstractmethod
     def _check_late_errors(self) -> None:
         """Raise what the device reported after the last step."""
 
     # --- parts ---
-
-    def _pages_of(self, prepared: PreparedStep) -> dict[int, int]:
-        rows = prepared.rows[: len(prepared.requests)]
-        return {
-            row: self.config.pages(one.length)
-            for row, one in zip(rows, prepared.requests, strict=True)
-        }
 
     def _open(self, function: str) -> DsaStep:
         if self._step is None:

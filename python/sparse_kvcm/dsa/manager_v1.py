@@ -15,19 +15,16 @@ from sparse_kvcm._core import (
     RequestPages,
     Storage,
 )
-from sparse_kvcm.dsa.buffers import index_pool, key_pools, typed_view
+from sparse_kvcm.dsa.buffers import index_pool
 from sparse_kvcm.dsa.choice import ManagerFeatures, refuse_in_v1
 from sparse_kvcm.dsa.config import DsaCacheConfig
-from sparse_kvcm.dsa.forward_table import ChangedRows
-from sparse_kvcm.dsa.manager import DsaManager, Role
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, map_tokens
+from sparse_kvcm.dsa.latents import ResidentLatents
+from sparse_kvcm.dsa.manager import DsaManager
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
 from sparse_kvcm.dsa.streams import current_stream
 
 if TYPE_CHECKING:
     import torch
-
-    from sparse_kvcm.dsa.scatter import Skip
 
 
 @dataclass
@@ -44,7 +41,7 @@ class DSACacheManager(DsaManager):
     Parameters
     ----------
     config : DsaCacheConfig
-        Without `offload`.
+        Without `offload` and `cold_quota`.
     features : ManagerFeatures, optional
         What the engine wants beyond.
 
@@ -63,8 +60,13 @@ class DSACacheManager(DsaManager):
         if features is not None:
             refuse_in_v1(features)
         self.config = config
-        self.storage = Storage(config.resident_storage())
-        self._keys = key_pools(self.storage, config)
+        if config.cold_quota:
+            raise InvalidArgument(
+                "[DSACacheManager] cold_quota must be 0: pages of suspended requests stay on the "
+                f"GPU, got {config.cold_quota}; use_kv_cache_manager_v2=True gives one that has it"
+            )
+        self.storage = Storage(config.storage_config())
+        self._latents: ResidentLatents = ResidentLatents(self.storage, config)
         self.index_keys = index_pool(self.storage, config)
         self._requests: dict[int, _Request] = {}
         self._seats: list[int | None] = [None] * config.max_batch_size
@@ -72,8 +74,7 @@ class DSACacheManager(DsaManager):
         self._leaving: list[int] = []
         self._host_table = np.full((config.max_batch_size, config.max_pages), -1, np.int32)
         self._table = torch.from_numpy(self._host_table)
-        self._changed = ChangedRows()
-        pools = [*self._keys, self.index_keys]
+        pools = [*self._latents.pools, self.index_keys]
         self._tensors = StepTensors(pools, config.max_batch_size, config.max_pages, config.device)
 
     # --- requests ---
@@ -115,7 +116,7 @@ class DSACacheManager(DsaManager):
         slots = slots.to(self.config.device)
         self._import_index_keys(slots, request.history, index_keys)
         for layer, rows in latents.items():
-            self._write_positions(layer, slots, request.history, rows)
+            self._latents.write(layer, slots, request.history, self._encode(rows))
         self._advance(request, length)
         self._note(request)
 
@@ -142,30 +143,9 @@ class DSACacheManager(DsaManager):
 
     # --- one step ---
 
-    def select(self, layer: int, selection: torch.Tensor) -> torch.Tensor:
-        """See `DsaManager`."""
-        import torch
-
-        step = self._open("select")
-        self._check_leader("select", layer)
-        b, k = selection.shape
-        places = torch.arange(b, device=selection.device).repeat_interleave(k)
-        page = self._keys[0].page
-        mapping = map_tokens(step.page_tables["KEY"], places, selection.reshape(-1), page)
-        return _slots(mapping.data, page).view(b, k)
-
-    def get_buffers(self, layer: int, role: Role = "KEY") -> torch.Tensor:
-        """See `DsaManager`."""
-        for pool in self._keys:
-            if pool.role == role:
-                return typed_view(pool.view(layer), self.config, role)
-        raise InvalidArgument(
-            f"[get_buffers] role must be one of {', '.join(p.role for p in self._keys)}, got {role}"
-        )
-
     def get_unique_primary_pool(self) -> torch.Tensor:
         """All latents, uint8 ``[slots, layers, 1, page_bytes]``, without a copy."""
-        return self._keys[0].slots_view()
+        return self._latents.pools[0].slots_view()
 
     # --- StepBackend ---
 
@@ -202,7 +182,7 @@ class DSACacheManager(DsaManager):
         request = self._requests[request_id]
         if request.row is not None:
             self._seats[request.row] = None
-            self._changed.forget(request.row)
+            self._dirty.add(request.row)
             request.row = None
 
     def grow(self, lengths: Mapping[int, int]) -> Mapping[int, str]:
@@ -223,13 +203,17 @@ class DSACacheManager(DsaManager):
 
     def publish(self) -> Iterable[int]:
         """See `DsaManager`."""
+        written = set()
         for row in self._dirty:
-            self._host_table[row] = -1
+            table = np.full(self.config.max_pages, -1, np.int32)
             if self._seats[row] is not None:
                 pages = self._seated(row).pages
-                pages.copy_base_page_indices(self.index_keys.layer_group, self._host_table[row])
-        dirty, self._dirty = self._dirty, set()
-        return dirty
+                pages.copy_base_page_indices(self.index_keys.layer_group, table)
+            if not np.array_equal(table, self._host_table[row]):
+                self._host_table[row] = table
+                written.add(row)
+        self._dirty.clear()
+        return written
 
     def _commit(self, step: DsaStep) -> None:
         for one in step.prepared.requests:
@@ -241,33 +225,10 @@ class DSACacheManager(DsaManager):
         del layer_group  # all roles have one
         return self._table
 
-    def _key_buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
-        return [(pool.view(layer), pool.page) for pool in self._keys]
-
-    def _write_slots(self, layer: int) -> tuple[torch.Tensor, Skip]:
-        del layer
-        step = self._open("write_latents")
-        return _slots(step.slots["KEY"].data, self._keys[0].page), "missing"
-
     def _check_late_errors(self) -> None:
         """Nothing is reported late."""
 
     # --- parts ---
-
-    def _write_positions(
-        self, layer: int, slots: torch.Tensor, history: int, latents: torch.Tensor
-    ) -> None:
-        import torch
-
-        from sparse_kvcm.dsa.scatter import scatter
-        from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
-
-        record = self._encode(latents)
-        positions = torch.arange(history, history + len(latents), device=slots.device)
-        for pool, codes in zip(self._keys, record, strict=True):
-            table = kernel_page_indices(slots[None], pool.scale)
-            mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
-            scatter(pool.view(layer), mapping, (codes,))
 
     def _advance(self, request: _Request, length: int) -> None:
         """Tokens up to its capacity are computed: a step that is dropped later leaves them."""
@@ -297,9 +258,3 @@ class DSACacheManager(DsaManager):
         """Its pages may be others than the device's tables say."""
         if request.row is not None:
             self._dirty.add(request.row)
-            self._changed.forget(request.row)
-
-
-def _slots(offsets: torch.Tensor, page: PageGeometry) -> torch.Tensor:
-    """Slots of byte offsets in pages of one region; -1 stays -1."""
-    return offsets.div(page.layout.unit_bytes, rounding_mode="floor")

@@ -1,8 +1,8 @@
 """Writing and reading records of tokens in pages, by the offsets of a slot mapping.
 
-The first form: torch's indexed reads and writes, on any device. Tokens without a place are left
-out, which waits for a GPU; a caller whose mapping has none, since padding names a trash page, says
-so by `skip`, and the call can be captured in a CUDA graph.
+Torch's indexed reads and writes, on any device. No shape depends on what is in an array, so nothing
+waits for a GPU and both can be captured in a CUDA graph. A token without a place therefore is not
+left out: it writes the first token with one once more, the same bytes to the same place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scatter(
     *,
     skip: Skip = "missing",
 ) -> None:
-    """Write the records of tokens to their places.
+    """Write the records of tokens to their places; those without one, such as padding, nowhere.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def scatter(
     record : tuple of torch.Tensor, uint8, shape (n, region_bytes)
         One per region of the mapping, as `codecs` makes them, on the pool's device.
     skip : {"missing", "none"}
-        Whether there may be tokens without a place.
+        "none": every token has a place, such as a trash page, which saves the detour.
 
     Raises
     ------
@@ -47,9 +47,17 @@ def scatter(
     """
     _check_record(mapping, record)
     places = _places("scatter", pool, mapping)
-    for (view, page, token), offsets, rows in zip(places, mapping.regions, record, strict=True):
-        present = slice(None) if skip == "none" else offsets >= 0
-        view[page[present], token[present]] = rows[present]
+    if len(mapping.data) == 0 or len(pool) == 0:
+        return
+    if skip == "none":
+        for (view, page, token), rows in zip(places, record, strict=True):
+            view[page, token] = rows
+        return
+    present, source = _sources(mapping.data)
+    for (view, page, token), rows in zip(places, record, strict=True):
+        pages, tokens = page[source].clamp(min=0), token[source]
+        # Where no token has a place, what lies in the first page is written back.
+        view[pages, tokens] = rows[source].where(present, view[pages, tokens])
 
 
 def gather(pool: torch.Tensor, mapping: SlotMapping) -> tuple[torch.Tensor, ...]:
@@ -65,6 +73,15 @@ def gather(pool: torch.Tensor, mapping: SlotMapping) -> tuple[torch.Tensor, ...]
         view[page.clamp(min=0), token].masked_fill((page < 0)[:, None], 0)
         for view, page, token in places
     )
+
+
+def _sources(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether any token has a place, and for each token the one that is written instead."""
+    import torch
+
+    present = offsets >= 0
+    first = present.to(torch.int32).argmax()  # the first of the largest
+    return present.any(), torch.arange(len(offsets), device=offsets.device).where(present, first)
 
 
 def _places(

@@ -83,6 +83,10 @@ class ModelGeometry(ABC):
     def unit_layout(self, kv_dtype: KvDtype) -> UnitLayout:
         """Bytes of a unit in one member layer."""
 
+    def region_roles(self, kv_dtype: KvDtype) -> tuple[str, ...]:
+        """Roles of a unit's regions where each is a buffer of its own; none if KEY has them all."""
+        return self.unit_roles if kv_dtype == "nvfp4" else ()
+
     def index_layout(self, index_dtype: IndexDtype) -> UnitLayout:
         """Bytes of an index key: data, then scales if it has some."""
         return _dtypes.index_layout(index_dtype, self.index_head_dim)

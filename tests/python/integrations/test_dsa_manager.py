@@ -14,10 +14,11 @@ from stock_driver import StockDriver
 from test_driver import MAX_ROWS, come_and_go, prompt, steps, suspend_and_resume
 
 BF16 = torch.bfloat16
+RESIDENT = "2 resident"
 
 
 def make_manager(model, version, **sizes):
-    """Leases of 32 + 8 slots under version 2, far below the histories."""
+    """1, 2 or "2 resident". Leases of 32 + 8 slots under version 2, far below the histories."""
     config = DsaCacheConfig(
         geometry_of(model.config.to_dict()),
         max_batch_size=MAX_ROWS,
@@ -26,8 +27,9 @@ def make_manager(model, version, **sizes):
         index_dtype="bf16",
         tokens_per_block=8,
         device=str(model.device),
+        cold_quota=16 << 20 if version == RESIDENT else 0,
         offload=None
-        if version == 1
+        if version != 2
         else OffloadSizes(
             **({"cached_slots": 32, "host_pages": 256, "cold_quota": 4 << 20} | sizes)
         ),
@@ -70,8 +72,10 @@ def check(program, version, make=build, exact=True, manager=None, **options):
         (come_and_go, build, 2),
         (suspend_and_resume, build, 2),
         (come_and_go, build_deepseek, 2),
+        (suspend_and_resume, build, RESIDENT),
+        (come_and_go, build_deepseek, RESIDENT),
     ],
-    ids=["glm5-v1", "glm5-v2", "glm5-v2-suspended", "v32-v2"],
+    ids=["glm5-v1", "glm5-v2", "glm5-v2-suspended", "v32-v2", "glm5-resident", "v32-resident"],
 )
 def test_logits_bit_equal_while_requests_come_and_go(device, program, make, version):
     driver = check(program, version, make)
@@ -79,12 +83,12 @@ def test_logits_bit_equal_while_requests_come_and_go(device, program, make, vers
     assert (misses > 0) == (version == 2)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, RESIDENT])
 def test_compact_form_gives_the_same_tokens_in_one_batch(device, version):
     check(short, version, exact=False, form="compact")
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, RESIDENT])
 def test_a_forward_that_fails_is_followed_by_a_good_step(device, version):
     model = build("sparse_kvcm", BF16)
     layer = model.model.layers[3].mlp
@@ -107,7 +111,7 @@ def test_a_forward_that_fails_is_followed_by_a_good_step(device, version):
     check(program, version)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, RESIDENT])
 def test_requests_give_everything_back(device, version):
     manager = make_manager(build("sparse_kvcm", BF16), version)
     storage = manager.storage if version == 1 else manager.manager.storage
@@ -122,7 +126,7 @@ def test_selections_as_wide_as_the_cache_are_served(device):
     check(short, 2, manager=manager)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, RESIDENT])
 def test_generate_runs_on_a_dsa_manager(device, version):
     model, stock = build("sparse_kvcm", BF16), build("eager", BF16)
     ids = torch.tensor([prompt(60)], device=model.device)

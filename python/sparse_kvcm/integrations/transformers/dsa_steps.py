@@ -170,7 +170,7 @@ class DsaSteps:
     def commit(self) -> None:
         """End the step; its tokens become real. DecodeError, and aborted, if the device failed."""
         manager = self.manager
-        if isinstance(manager, DSACacheManagerV2):
+        if isinstance(manager, DSACacheManagerV2) and manager.config.offload is not None:
             outputs = [manager.resolved(group[0]) for group in self.geometry.groups]
             errors = torch.stack([from_dlpack(output.errors).int() for output in outputs])
             if errors.any():
@@ -205,7 +205,7 @@ class DsaSteps:
     def statistics(self, requests: Iterable[DsaRequest]) -> list[GroupStatistics]:
         """Counts of all committed steps, and the memory of ``requests`` now, per group."""
         tokens = sum(request.committed_length for request in requests)
-        offloads = isinstance(self.manager, DSACacheManagerV2)
+        offloads = self.manager.config.offload is not None
         layout = self.manager.config.latent_page.layout
         slots = 0
         if isinstance(self.manager, DSACacheManagerV2):

@@ -1,0 +1,195 @@
+"""Where a manager keeps latents: in pools on the GPU, or on the host with an arena of leases.
+
+The part that managers differ in by what they offload, not by their version.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from sparse_kvcm._core import Batch, InvalidArgument, InvalidState, KvCacheManager, Storage
+from sparse_kvcm.dsa.buffers import key_pools, typed_view
+from sparse_kvcm.dsa.codecs import Record
+from sparse_kvcm.dsa.config import DsaCacheConfig
+from sparse_kvcm.dsa.pools import RolePool
+from sparse_kvcm.dsa.scatter import scatter
+from sparse_kvcm.dsa.slot_mapping import PageGeometry, kernel_page_indices, map_tokens
+from sparse_kvcm.dsa.step_tensors import DsaStep
+from sparse_kvcm.ops import ResolveOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LatentStore(ABC):
+    """Latents of all layers.
+
+    Attributes
+    ----------
+    pools : list of RolePool
+        On the GPU, by page tables: one per region of a record. Empty with an arena.
+    """
+
+    pools: list[RolePool]
+
+    @abstractmethod
+    def select(self, step: DsaStep, group: int, selection: torch.Tensor) -> torch.Tensor:
+        """Slots of a group's selection, as in `DsaManager.select`."""
+
+    @abstractmethod
+    def write_slots(self, step: DsaStep, group: int) -> torch.Tensor:
+        """Slots of the step's new tokens, int ``[n]``; padding has -1, or one that nobody reads."""
+
+    @abstractmethod
+    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+        """Pages, and how tokens lie in them: one of all regions, or one per region."""
+
+    @abstractmethod
+    def view(self, layer: int, role: str) -> torch.Tensor:
+        """As in `DsaManager.get_buffers`."""
+
+    @abstractmethod
+    def forget_step(self) -> None:
+        """The step has ended; what it selected is no longer there."""
+
+
+class ResidentLatents(LatentStore):
+    """Latents in pools of a storage, found by page tables.
+
+    Parameters
+    ----------
+    storage : Storage
+    config : DsaCacheConfig
+    """
+
+    def __init__(self, storage: Storage, config: DsaCacheConfig) -> None:
+        self._config = config
+        self.pools = key_pools(storage, config)
+
+    def select(self, step: DsaStep, group: int, selection: torch.Tensor) -> torch.Tensor:
+        """See `LatentStore`. Nothing is fetched: a selection is looked up."""
+        import torch
+
+        self._check_width(selection)
+        b, k = selection.shape
+        places = torch.arange(b, device=selection.device).repeat_interleave(k)
+        page = self.pools[0].page
+        mapping = map_tokens(step.page_tables["KEY"], places, selection.reshape(-1), page)
+        return _slots(mapping.data, page).view(b, k)
+
+    def write_slots(self, step: DsaStep, group: int) -> torch.Tensor:
+        """See `LatentStore`."""
+        return _slots(step.slots["KEY"].data, self.pools[0].page)
+
+    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+        """See `LatentStore`."""
+        return [(pool.view(layer), pool.page) for pool in self.pools]
+
+    def view(self, layer: int, role: str) -> torch.Tensor:
+        """See `LatentStore`."""
+        _check_role(self._config.key_roles, role)
+        pool = self.pools[self._config.key_roles.index(role)]
+        return typed_view(pool.view(layer), self._config, role)
+
+    def write(self, layer: int, slots: torch.Tensor, history: int, record: Record) -> None:
+        """Write records behind `history` tokens of a request, in its slots, int32 ``[pages]``."""
+        import torch
+
+        n = len(record[0])
+        positions = torch.arange(history, history + n, device=slots.device)
+        for pool, codes in zip(self.pools, record, strict=True):
+            table = kernel_page_indices(slots[None], pool.scale)
+            mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
+            scatter(pool.view(layer), mapping, (codes,))
+
+    def forget_step(self) -> None:
+        """See `LatentStore`. A selection is not kept."""
+
+    def _check_width(self, selection: torch.Tensor) -> None:
+        top_k = self._config.geometry.top_k
+        if selection.ndim != 2 or not 1 <= selection.shape[1] <= top_k:
+            raise InvalidArgument(
+                f"[select] selection must be (b, k) with k in [1, top-k {top_k}], "
+                f"got {tuple(selection.shape)}"
+            )
+
+
+class OffloadedLatents(LatentStore):
+    """Latents on the host; what is selected lies in leases of the manager's arena.
+
+    Parameters
+    ----------
+    manager : KvCacheManager
+    batch : Batch
+        Whose steps these are.
+    config : DsaCacheConfig
+    """
+
+    def __init__(self, manager: KvCacheManager, batch: Batch, config: DsaCacheConfig) -> None:
+        from torch.utils.dlpack import from_dlpack
+
+        self.pools = []
+        self._config = config
+        self._batch = batch
+        self._arenas = {layer: from_dlpack(manager.arena(layer)) for layer in manager.layers}
+        self._selected: dict[int, ResolveOutputs] = {}  # by selection group
+
+    def select(self, step: DsaStep, group: int, selection: torch.Tensor) -> torch.Tensor:
+        """See `LatentStore`. Resolves, and fetches what the arena lacks for all member layers."""
+        from torch.utils.dlpack import from_dlpack
+
+        from sparse_kvcm.dsa.streams import current_stream
+
+        stream = current_stream(self._config.device)
+        out = self._batch.resolve(group, step.rows, selection, stream=stream)
+        self._batch.fetch(group, step.rows, out, stream=stream)
+        self._selected[group] = out
+        return from_dlpack(out.slots)
+
+    def resolved(self, group: int) -> ResolveOutputs:
+        """What `select` wrote for a group in this step."""
+        if group not in self._selected:
+            leader = self._config.geometry.groups[group][0]
+            raise InvalidState(
+                f"[DSACacheManagerV2] group {group} needs the selection of layer {leader} first; "
+                "call select"
+            )
+        return self._selected[group]
+
+    def write_slots(self, step: DsaStep, group: int) -> torch.Tensor:
+        """See `LatentStore`. One column: a step adds one token."""
+        from torch.utils.dlpack import from_dlpack
+
+        return from_dlpack(self.resolved(group).write_slots)[:, 0]
+
+    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+        """See `LatentStore`."""
+        return [(self._arenas[layer], self._config.latent_page)]
+
+    def view(self, layer: int, role: str) -> torch.Tensor:
+        """See `LatentStore`."""
+        roles, page = self._config.key_roles, self._config.latent_page
+        _check_role(roles, role)
+        arena = self._arenas[layer]
+        if len(roles) == 1:
+            return typed_view(arena, self._config, role)
+        begin, size = page.regions[roles.index(role)]
+        region = arena[:, begin : begin + page.tokens_per_block * size]
+        return region.view(len(arena), page.tokens_per_block, 1, size)
+
+    def forget_step(self) -> None:
+        """See `LatentStore`."""
+        self._selected.clear()
+
+
+def _check_role(roles: tuple[str, ...], role: str) -> None:
+    if role not in roles:
+        raise InvalidArgument(
+            f"[get_buffers] role must be {' or '.join(roles)}, the buffers of latents, got {role}"
+        )
+
+
+def _slots(offsets: torch.Tensor, page: PageGeometry) -> torch.Tensor:
+    """Slots of byte offsets in pages of one region; -1 stays -1."""
+    return offsets.div(page.layout.unit_bytes, rounding_mode="floor")
