@@ -233,3 +233,25 @@ def test_nothing_stays_taken() -> None:
         before.free_host_pages,
         before.free_leases,
     )
+
+
+@MODES
+def test_an_aborted_step_gives_its_pages_back(offload: bool) -> None:
+    run = Run(offload)
+    run.add(1, 256)
+    run.step()
+    run.add(2, 256)
+    (pool,) = run.manager.access.pools[4, cases.INDEX]
+
+    def free() -> int:
+        statistics = run.manager.store.storage.get_storage_statistics(0)
+        return next(one.free for one in statistics if one.pool_group == pool.pool_group)
+
+    before = free()
+    run.open()  # the second request takes its third page
+    assert free() == before - 1
+    run.manager.abort_step()
+    run.manager.suspend_request(2)  # with offload a row keeps its pages until its next resize
+    if offload:
+        run.manager.resume_request(2)
+    assert free() == before

@@ -104,6 +104,7 @@ class ResidentStore(Store):
         """See `Store`."""
         self._open = False
         for request in self._requests.values():
+            # Who grew has its history in its pages since then; of the others nothing may go.
             if request.pages.capacity != request.history:
                 request.pages.drop_step(self._stream)
                 self._note(request)
@@ -165,10 +166,7 @@ class ResidentStore(Store):
         """See `Store`."""
         del rows
         for one in requests:
-            request = self._requests[one.request_id]
-            # Computed tokens are history at once, so that a step which is dropped leaves them.
-            request.pages.resize(one.length, one.length, self._stream)
-            request.history = one.length
+            self._requests[one.request_id].history = one.length
         self._open = False
         self._let_go()
 

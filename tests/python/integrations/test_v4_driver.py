@@ -122,6 +122,7 @@ def test_a_step_that_failed_in_any_layer_can_be_run_again(offload: bool) -> None
             with pytest.raises(ZeroDivisionError):
                 run.driver.step()
             handle.remove()
+            assert run.manager.step is None
             del run.logits[1][-1]
             run.step()
         run.step(9)
