@@ -298,6 +298,7 @@ void bind_limits(nb::module_& m) {
   m.attr("MAX_HOST_PAGES") = kMaxHostPages;
   m.attr("MAX_ARENA_SLOTS") = kMaxArenaSlots;
   m.attr("MAX_TIER_BYTES") = kMaxTierBytes;
+  m.attr("LEAST_UTIL_FOR_RESUME") = kLeastUtilForResume;
 }
 
 void bind_config(nb::module_& m) {

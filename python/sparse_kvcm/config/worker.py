@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from sparse_kvcm._core import MAX_PAGE_TOKENS, MAX_ROWS
+from sparse_kvcm._core import LEAST_UTIL_FOR_RESUME, MAX_PAGE_TOKENS, MAX_ROWS
 from sparse_kvcm.config._base import Bytes, ConfigModel
 from sparse_kvcm.config.attention import SparseAttentionConfig
 from sparse_kvcm.models import IndexDtype, KvDtype
@@ -28,11 +28,13 @@ class KvCacheConfig(ConfigModel):
         None, description="Device budget of a rank: pools, arena and buffers together."
     )
     host_cache_size: Bytes | None = Field(
-        None, description="Host bytes of a rank for suspended requests; none without it."
+        None,
+        description="Host bytes of a rank for pages of suspended requests. Without it none, and "
+        "the least under offload.",
     )
     max_util_for_resume: float = Field(
         0.97,
-        ge=0.001,
+        ge=LEAST_UTIL_FOR_RESUME,
         le=1,
         description="The most of a pool that requests may take when one resumes.",
     )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from sparse_kvcm._core import (
+    LEAST_UTIL_FOR_RESUME,
     MAX_ARENA_SLOTS,
     MAX_CACHED_SLOTS,
     MAX_PAGE_TOKENS,
@@ -25,7 +26,6 @@ from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.checks import check_int
 
 FUNCTION = "Workload"
-LEAST_UTIL = 0.001
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Workload:
         )
         check_int(FUNCTION, "avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
         check_int(FUNCTION, "num_batches", self.num_batches, 1, 16)
-        if not LEAST_UTIL <= self.max_util_for_resume <= 1:
+        if not LEAST_UTIL_FOR_RESUME <= self.max_util_for_resume <= 1:
             raise InvalidArgument(
-                f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL}, 1], "
+                f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL_FOR_RESUME}, 1], "
                 f"got {self.max_util_for_resume}"
             )
         most = MAX_CACHED_SLOTS // self.units_per_page * self.units_per_page / self.geometry.top_k

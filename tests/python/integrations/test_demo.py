@@ -41,6 +41,24 @@ def test_demo_of_deepseek_ends_with_identical_tokens(demo, capsys):
     assert last_line(capsys) == "tokens identical: 2 requests x 12 tokens"
 
 
+@pytest.mark.parametrize("options", [[], ["--resident"]], ids=["offloaded", "resident"])
+def test_demo_of_deepseek_v4_ends_with_identical_tokens(demo, device, capsys, monkeypatch, options):
+    module = importlib.import_module("v4")
+    monkeypatch.setattr(module, "PROMPT_LENGTHS", (450, 130))
+    assert module.main(["--new-tokens", "8", "--device", device, *options]) == 0
+    assert last_line(capsys) == "tokens identical: 2 requests x 8 tokens"
+
+
+def test_demo_of_deepseek_v4_names_the_request_that_differs(demo, capsys, monkeypatch):
+    module = importlib.import_module("v4")
+    manager = importlib.import_module("sparse_kvcm.deepseek_v4.manager").DeepseekV4CacheManager
+    monkeypatch.setattr(module, "PROMPT_LENGTHS", (450, 130))
+    read = manager.read
+    monkeypatch.setattr(manager, "read", lambda *args: read(*args) + 1)
+    assert module.main(["--new-tokens", "12"]) == 1
+    assert "tokens decoded others" in last_line(capsys)
+
+
 def test_demo_names_the_first_wrong_token(demo, capsys, monkeypatch):
     gather = DsaSteps.gather
     monkeypatch.setattr(
