@@ -61,6 +61,7 @@ struct SelectionGroupConfig {
   UnitLayout layout{{576}};  // of each member layer
   // For a manager's storage (config.hpp): each region is a buffer of this role. Empty = one buffer
   // of all regions, "KEY". A Storage goes by the buffers of its layers.
+  // NOLINTNEXTLINE(readability-redundant-member-init): without it braces must not leave it out.
   std::vector<std::string> roles = {};
 };
 
