@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,37 +9,10 @@ import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
 import v4_cases as cases  # noqa: E402
-from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
+from v4_cases import Run  # noqa: E402
 
 MODES = pytest.mark.parametrize("offload", [False, True], ids=["resident", "offload"])
-
-
-class Run:
-    """Requests of one manager through steps."""
-
-    def __init__(self, offloads: bool, seed: int = 0, **changes: Any) -> None:
-        self.manager = cases.manager(offloads, **changes)
-        self.reader = cases.Reader(self.manager, np.random.default_rng(seed))
-        self.lengths: dict[int, int] = {}
-
-    def add(self, request: int, prompt: int, most: int = 900) -> None:
-        self.manager.add_request(request, most)
-        history = cases.history(self.manager.config.geometry, request, prompt)
-        self.manager.import_history(request, history)
-        self.lengths[request] = prompt
-
-    def open(self, padded: int | None = None) -> None:
-        order = [StepRequest(one, n, batch_index=one) for one, n in self.lengths.items()]
-        self.manager.prepare_step(order, padded_size=padded)
-
-    def step(self, count: int = 1, padded: int | None = None) -> None:
-        for _ in range(count):
-            self.open(padded)
-            self.reader.run()
-            self.manager.end_step()
-            for request in self.lengths:
-                self.lengths[request] += 1
 
 
 @MODES
@@ -143,58 +114,93 @@ def test_a_prompt_computed_in_steps_equals_one_that_was_imported() -> None:
     run.step(9)
 
 
-# --- what is refused ---
+@MODES
+def test_addresses_stay_and_padding_is_at_the_tail(offload: bool) -> None:
+    """What a graph reads when it is replayed."""
+    run = Run(offload)
+    run.add(1, 126)
+    seen = []
+    for _ in range(5):
+        run.open(padded=3)
+        step = run.manager.step
+        tensors = [step.rows, step.lengths, step.query_lengths, *step.tables.values()]
+        buffers = [run.manager.get_buffers(1, kind) for kind in cases.AttentionType]
+        seen.append([one.data_ptr() for one in [*tensors, *buffers]])
+        tables = [one.data_ptr() for one in (step.rows, step.lengths, *step.tables.values())]
+        assert len(set(tables)) == len(tables)
+        assert step.rows.tolist() == [0, -1, -1]
+        assert step.lengths.tolist() == [run.lengths[1] + 1, 0, 0]
+        assert all(bool((table[1:] == -1).all()) for table in step.tables.values())
+        run.reader.run()
+        run.manager.end_step()
+        run.lengths[1] += 1
+    assert all(one == seen[0] for one in seen)
 
 
-def test_an_offloading_manager_takes_no_prompt_in_a_step() -> None:
+@MODES
+def test_attention_gets_windows_and_entries_in_one_index_set(offload: bool) -> None:
+    run = Run(offload)
+    run.add(1, 300)
+    run.add(2, 30)
+    run.open(padded=3)
+    manager, model = run.manager, run.manager.config.geometry
+    for layer, ratio in enumerate(model.compress_ratios):
+        manager.write_window(layer, run.reader.new(layer, cases.SWA))
+        selected = None
+        if ratio == 4:
+            names = torch.tensor([[70, -1, 0], [5, 6, -1], [-1, -1, -1]], dtype=torch.int32)
+            selected = manager.select(layer, names)
+        found = manager.attention_indices(layer, selected)
+        window = manager.read(layer, cases.SWA, found.window.long())
+        run.reader.check(layer, cases.SWA, window, lambda n: range(max(0, n - cases.WINDOW), n))
+        if ratio == 4:
+            assert torch.equal(found.compressed >= 0, names >= 0)
+            rows = manager.read(layer, cases.C, found.compressed.long())
+            assert torch.equal(rows[0, ::2], cases.values(model, 1, layer, cases.C, [70, 0]))
+            assert torch.equal(rows[1, :2], cases.values(model, 2, layer, cases.C, [5, 6]))
+        elif ratio == 128:
+            assert (found.compressed >= 0).sum(1).tolist() == [2, 0, 0]
+        else:
+            assert found.compressed.shape == (3, 0)
+    for layer, selected in ((0, torch.zeros(3, 1)), (1, None)):
+        with pytest.raises(kvcm.InvalidArgument, match="ratio 4 alone"):
+            manager.attention_indices(layer, selected)
+    manager.abort_step()
+
+
+def test_a_request_without_an_entry_selects_nothing_and_needs_no_host() -> None:
     run = Run(True)
-    run.manager.add_request(1, 20)
-    with pytest.raises(kvcm.InvalidArgument, match="must decode"):
-        run.manager.prepare_step([StepRequest(1, 0, 3, is_context=True)])
+    run.add(1, 1)
+    for _ in range(2):
+        run.open(padded=2)
+        for layer in run.manager.config.geometry.history_layers:
+            names = torch.zeros(2, 0, dtype=torch.int32)
+            assert run.manager.select(layer, names).shape == (2, 0)
+            counts = np.asarray(run.manager.resolved(layer).miss_counts)
+            assert not counts[:2].any()
+            assert not np.asarray(run.manager.resolved(layer).errors)[:2].any()
+        run.manager.end_step()
+        run.lengths[1] += 1
+    assert run.manager.frontier(1) == 3
 
 
-@MODES
-def test_a_batch_that_cannot_be_changes_nothing(offload: bool) -> None:
-    run = Run(offload)
-    run.add(1, 10, most=11)
-    for wrong, message in (
-        ([StepRequest(1, 10), StepRequest(1, 10)], "named once"),
-        ([StepRequest(9, 0)], "add it"),
-        ([StepRequest(1, 9)], "must be 10"),
-        ([StepRequest(1, 10, beam_width=2)], "beam_width" if offload else None),
-    ):
-        if message is not None:
-            with pytest.raises(kvcm.InvalidArgument, match=message):
-                run.manager.prepare_step(wrong)
-    run.step(1)
-    with pytest.raises(kvcm.OutOfPages, match="request 1"):
-        run.open()
-    assert run.manager.step is None
-    assert run.manager.frontier(1) == 11
-
-
-@MODES
-def test_a_history_that_is_not_whole_is_refused_by_layer_and_type(offload: bool) -> None:
-    run = Run(offload)
-    model = run.manager.config.geometry
-    run.manager.add_request(1, 300)
-    history = cases.history(model, 1, 133)
-    for key, rows, message in (
-        ((1, cases.INDEX), slice(1, None), "INDEXER_COMPRESS of layer 1"),
-        ((2, cases.SWA), slice(133 - cases.WINDOW + 2, None), "SWA of layer 2"),
-        ((3, cases.STATES[1]), slice(133 - 4, None), "COMPRESSOR_SCORE of layer 3"),
-    ):
-        items = dict(history.items)
-        items[key] = items[key][rows]
-        with pytest.raises(kvcm.InvalidArgument, match=message):
-            run.manager.import_history(1, type(history)(133, items))
-    with pytest.raises(kvcm.InvalidArgument, match="one too many or too few: layer 0, SWA"):
-        run.manager.import_history(1, type(history)(133, {}))
-    run.manager.import_history(1, history)
-    with pytest.raises(kvcm.InvalidState, match="imported once"):
-        run.manager.import_history(1, history)
-    run.lengths[1] = 133
-    run.step(4)
+def test_scratch_takes_as_many_slots_as_the_storage_says() -> None:
+    """Of a prompt's step: pages that no later step reads share slots."""
+    run = Run(False, max_num_tokens=640)
+    run.manager.add_request(1, 900)
+    run.manager.prepare_step([StepRequest(1, 0, 640, is_context=True)])
+    step, needed = run.manager.step, {}
+    for (ratio, kind), (pool, *_) in run.manager.access.pools.items():
+        for one in step.scratch[pool.layer_group]:
+            # The fifth page is read later, but no input of a group of 128 that is whole.
+            pages = 5 if kind.is_state and ratio == 128 else 4
+            assert one.pages.end - one.pages.begin == pages, kind
+            layer = run.manager.config.geometry.layers_of(ratio)[0]
+            slots = pool.scratch_slots(layer, pages)
+            needed[pool.layer_group] = max(slots, needed.get(pool.layer_group, 0))
+    assert needed == {group: len(ones[0].slots) for group, ones in step.scratch.items() if ones}
+    assert needed
+    run.manager.abort_step()
 
 
 def test_only_what_the_next_token_reads_need_be_imported() -> None:
@@ -215,18 +221,6 @@ def test_only_what_the_next_token_reads_need_be_imported() -> None:
     run.step(8)
 
 
-def test_an_import_without_room_leaves_the_request_empty() -> None:
-    sizes = cases.OffloadSizes(32, host_pages=2)
-    run = Run(True, offload=sizes)
-    run.manager.add_request(1, 900)
-    with pytest.raises(kvcm.OutOfPages):
-        run.manager.import_history(1, cases.history(run.manager.config.geometry, 1, 600))
-    assert run.manager.frontier(1) == 0
-    run.manager.free_request(1)
-    run.add(2, 200, most=250)
-    run.step(5)
-
-
 def test_nothing_stays_taken() -> None:
     run = Run(True)
     before = run.manager.store.manager.occupancy()
@@ -239,37 +233,3 @@ def test_nothing_stays_taken() -> None:
         before.free_host_pages,
         before.free_leases,
     )
-
-
-def test_features_are_refused_by_name() -> None:
-    from sparse_kvcm.deepseek_v4 import choose_version
-    from sparse_kvcm.dsa import ManagerFeatures
-
-    assert choose_version("auto") == choose_version(True) == 2
-    with pytest.raises(kvcm.InvalidArgument, match="only version 2"):
-        choose_version(False)
-    with pytest.raises(kvcm.InvalidArgument, match="auto or true"):
-        choose_version("v2")  # type: ignore[arg-type]
-    for features, name in (
-        (ManagerFeatures(has_connector=True), "connectors"),
-        (ManagerFeatures(beam_width=4), "beam width"),
-        (ManagerFeatures(context_parallel="star"), "star"),
-        (ManagerFeatures(context_parallel="helix"), "helix"),
-    ):
-        with pytest.raises(NotImplementedError, match=name):
-            DeepseekV4CacheManager(cases.cache_config(True), features)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tokens_per_block": 64}, "128 or 256"),
-        ({"max_seq_len": 5000}, "max_seq_len"),
-        ({"avg_seq_len": 901}, "avg_seq_len"),
-        ({"max_num_tokens": 8}, "decodes only"),
-        ({"offload": cases.OffloadSizes(8, 10)}, "top-k 16"),
-    ],
-)
-def test_a_wrong_configuration_names_its_field(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(kvcm.InvalidArgument, match=message):
-        cases.cache_config(True, **changes)

@@ -207,3 +207,30 @@ class Reader:
             expected = values(self.model, one.request_id if one else 0, layer, kind, wanted)
             torch.testing.assert_close(row[: len(wanted)], expected, rtol=0, atol=0)
             assert not row[len(wanted) :].any()
+
+
+class Run:
+    """Requests of one manager through steps."""
+
+    def __init__(self, offloads: bool, seed: int = 0, **changes: Any) -> None:
+        self.manager = manager(offloads, **changes)
+        self.reader = Reader(self.manager, np.random.default_rng(seed))
+        self.lengths: dict[int, int] = {}
+
+    def add(self, request: int, prompt: int, most: int = 900) -> None:
+        self.manager.add_request(request, most)
+        made = history(self.manager.config.geometry, request, prompt)
+        self.manager.import_history(request, made)
+        self.lengths[request] = prompt
+
+    def open(self, padded: int | None = None) -> None:
+        order = [StepRequest(one, n, batch_index=one) for one, n in self.lengths.items()]
+        self.manager.prepare_step(order, padded_size=padded)
+
+    def step(self, count: int = 1, padded: int | None = None) -> None:
+        for _ in range(count):
+            self.open(padded)
+            self.reader.run()
+            self.manager.end_step()
+            for request in self.lengths:
+                self.lengths[request] += 1

@@ -168,8 +168,10 @@ class DeepseekV4CacheConfig:
         geometry, page = self.geometry, self.units_per_page
         window = page if sizes.window_slots is None else sizes.window_slots
         lease = min(math.ceil((sizes.cached_slots + window) / page), self.max_pages)
-        layout = geometry.unit_layout(self.kv_dtype)
-        groups = [SelectionGroupConfig(group, geometry.top_k, layout) for group in geometry.groups]
+        layout, roles = geometry.unit_layout(self.kv_dtype), geometry.region_roles(self.kv_dtype)
+        groups = [
+            SelectionGroupConfig(group, geometry.top_k, layout, roles) for group in geometry.groups
+        ]
         return KvCacheManagerConfig(
             groups=groups,
             cached_slots=sizes.cached_slots,

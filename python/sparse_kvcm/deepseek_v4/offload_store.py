@@ -55,6 +55,7 @@ class OffloadStore(Store):
             layer: from_dlpack(self.manager.arena(layer)) for layer in self.manager.layers
         }
         self._tables = from_dlpack(self.batch.page_tables)
+        self._written: set[int] = set()  # rows of tables that no step has been told of
         self._caches: dict[int, KvCache] = {}
         self._max_tokens: dict[int, int] = {}  # a need counts whole entries
 
@@ -146,13 +147,15 @@ class OffloadStore(Store):
 
     def publish(self) -> Iterable[int]:
         """See `Store`."""
-        dirty = self.batch.publish(self._stream)
+        self.batch.publish(self._stream)
+        self._written.update(self.batch.table_rows)
         try:
             self.batch.wait_ready(self._stream)
         except BaseException:
             self.batch.abort_step(self._stream)
             raise
-        return dirty
+        written, self._written = self._written, set()
+        return written
 
     def commit(self, rows: Sequence[int], requests: Sequence[StepRequest]) -> None:
         """See `Store`."""

@@ -47,8 +47,7 @@ class ResidentStore(Store):
         self._requests: dict[int, _Request] = {}
         self._seats: list[int | None] = [None] * config.max_batch_size
         self._dirty: set[int] = set()
-        self._open: list[int] | None = None  # rows of the step that is open
-        self._grown: list[int] = []
+        self._open = False
         self._leaving: list[int] = []
 
     # --- requests ---
@@ -73,7 +72,7 @@ class ResidentStore(Store):
 
     def free(self, request_id: int) -> None:
         """See `Store`."""
-        if self._open is not None:
+        if self._open:
             self._leaving.append(request_id)
             return
         self._requests[request_id].pages.close(self._stream)
@@ -82,7 +81,7 @@ class ResidentStore(Store):
 
     def suspend(self, request_id: int) -> None:
         """See `Store`. Pages stay on the GPU."""
-        if self._open is not None:
+        if self._open:
             raise InvalidState("[suspend_request] a step is open; end or abort it first")
         self.unseat(request_id)
 
@@ -103,11 +102,11 @@ class ResidentStore(Store):
 
     def abort_open_step(self) -> None:
         """See `Store`."""
-        rows, self._grown, self._open = self._grown, [], None
-        for row in rows:
-            if self._seats[row] is not None:
-                self._seated(row).pages.drop_step(self._stream)
-                self._note(self._seated(row))
+        self._open = False
+        for request in self._requests.values():
+            if request.pages.capacity != request.history:
+                request.pages.drop_step(self._stream)
+                self._note(request)
         self._let_go()
 
     def frontier(self, request_id: int) -> int | None:
@@ -139,7 +138,6 @@ class ResidentStore(Store):
     def grow(self, lengths: Mapping[int, int]) -> Mapping[int, str]:
         """See `Store`."""
         refused: dict[int, str] = {}
-        self._grown = list(lengths)
         for row, length in lengths.items():
             request = self._seated(row)
             if length > request.max_tokens:
@@ -160,15 +158,18 @@ class ResidentStore(Store):
                 for group, table in enumerate(self._tables):
                     pages.copy_base_page_indices(group, table[row])
         dirty, self._dirty = self._dirty, set()
-        self._open = list(self._grown)
+        self._open = True
         return dirty
 
     def commit(self, rows: Sequence[int], requests: Sequence[StepRequest]) -> None:
         """See `Store`."""
         del rows
         for one in requests:
-            self._requests[one.request_id].history = one.length
-        self._grown, self._open = [], None
+            request = self._requests[one.request_id]
+            # Computed tokens are history at once, so that a step which is dropped leaves them.
+            request.pages.resize(one.length, one.length, self._stream)
+            request.history = one.length
+        self._open = False
         self._let_go()
 
     def base_tables(self, layer_group: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.deepseek_v4.pools import Scratch
 from sparse_kvcm.deepseek_v4.store import Store
 from sparse_kvcm.dsa.forward_table import ForwardTable
@@ -82,10 +81,6 @@ class StepMemory:
         import torch
 
         b = len(prepared.rows)
-        if b > len(self._rows):
-            raise InvalidArgument(
-                f"[prepare_step] padded_size must be <= {len(self._rows)}, got {b}"
-            )
         lengths = [one.length for one in prepared.requests]
         lengths += [0] * (b - len(lengths))
         self._rows[:b] = torch.tensor(prepared.rows, dtype=torch.int32)

@@ -139,11 +139,11 @@ class ModelGeometry(ABC):
     def sparse_layers(
         self, tokens_per_block: int, kv_dtype: KvDtype, *, is_sparse: bool = True
     ) -> list[LayerConfig]:
-        """Storage layers that selections choose from; the engine calls them KEY when sparse."""
+        """Storage layers that selections choose from, as the engine's manager calls them."""
         self.check_page(tokens_per_block, kv_dtype)
         units = tokens_per_block // self.tokens_per_unit
         layout = self.unit_layout(kv_dtype)
-        roles = ModelGeometry.unit_roles if is_sparse else self.unit_roles
+        roles = (self.region_roles(kv_dtype) or ("KEY",)) if is_sparse else self.unit_roles
         pages = {roles[0]: layout.page_bytes(units)}
         if kv_dtype == "nvfp4":  # scales are a buffer of their own
             pages = {
