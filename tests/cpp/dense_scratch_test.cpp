@@ -1,5 +1,5 @@
-// Steps of dense layers whose pages lie in scratch: they can be planned anew, aborted and suspended, and
-// whatever happens there is a page for everything that is readable.
+// Steps of dense layers whose pages lie in scratch: they can be planned anew, aborted and
+// suspended, and whatever happens there is a page for everything that is readable.
 #include <algorithm>
 
 #include "dense_fixture.hpp"

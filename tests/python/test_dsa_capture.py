@@ -50,6 +50,20 @@ def test_what_waits_is_caught(wrong: str) -> None:
         exec(wrong, {"x": x, "torch": torch})
 
 
+def forward(manager: Any, selection: Any, keys: Any, latents: Any) -> Callable[[], dict[int, Any]]:
+    def run() -> dict[int, Any]:
+        gathered = {}
+        for group in manager.config.geometry.groups:
+            manager.write_index_keys(group[0], keys)
+            slots = manager.select(group[0], selection)
+            for layer in group:
+                manager.write_latents(layer, latents)
+                gathered[layer] = manager.gather_latents(layer, slots)
+        return gathered
+
+    return run
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_forward_asks_for_no_value(which: int, kv_dtype: Any) -> None:
@@ -60,8 +74,9 @@ def test_a_forward_asks_for_no_value(which: int, kv_dtype: Any) -> None:
     manager.prepare_step([StepRequest(1, 40)], padded_size=3)
     selection = torch.full((3, cases.TOP_K), -1, dtype=torch.int32)
     selection[0, :3] = torch.tensor([40, 2, 17])
+    run = forward(manager, selection, torch.zeros(3, 128), torch.zeros(3, cases.RANK + cases.ROPE))
     with NoSync():
-        cases.write_tokens(manager, dict.fromkeys(range(len(model.groups)), selection))
+        run()
     manager.end_step()
 
 
@@ -119,20 +134,6 @@ def gpu() -> str:
     if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):
         pytest.fail("SPARSE_KVCM_REQUIRE_CUDA is set and there is no GPU")
     pytest.skip("no GPU")
-
-
-def forward(manager: Any, selection: Any, keys: Any, latents: Any) -> Callable[[], dict[int, Any]]:
-    def run() -> dict[int, Any]:
-        gathered = {}
-        for group in manager.config.geometry.groups:
-            manager.write_index_keys(group[0], keys)
-            slots = manager.select(group[0], selection)
-            for layer in group:
-                manager.write_latents(layer, latents)
-                gathered[layer] = manager.gather_latents(layer, slots)
-        return gathered
-
-    return run
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

@@ -34,9 +34,9 @@ MODEL = {
 
 
 def resident(**changes: Any) -> WorkerConfig:
-    config = worker_config(2, 200, tokens_per_block=8, **changes)
-    config.sparse_attention_config.enable_kv_cache_offload = False
-    return config
+    fields = worker_config(2, 200, tokens_per_block=8, **changes).model_dump()
+    fields["sparse_attention_config"]["enable_kv_cache_offload"] = False
+    return WorkerConfig.model_validate(fields)
 
 
 def decode(manager: Any) -> None:

@@ -59,8 +59,9 @@ struct SelectionGroupConfig {
   std::vector<std::int32_t> layers;  // member layers, >= 1; a layer is in one group only
   std::int32_t top_k = 0;    // K: widest selection, in [1, cached_slots]; on a GPU as ops.hpp says
   UnitLayout layout{{576}};  // of each member layer
-  // For a manager's storage (config.hpp): each region is a buffer of this role. Empty = one buffer of
-  // all regions, "KEY". A Storage goes by the buffers of its layers.
+  // For a manager's storage (config.hpp): each region is a buffer of this role. Empty = one buffer
+  // of all regions, "KEY". A Storage goes by the buffers of its layers.
+  // NOLINTNEXTLINE(readability-redundant-member-init): without it braces must not leave it out.
   std::vector<std::string> roles = {};
 };
 

@@ -22,7 +22,6 @@ namespace {
 constexpr std::int64_t kLeastGranule = std::int64_t{2} << 20;
 constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();  // ids have 32 bits
-constexpr std::int64_t kMaxQuota = std::int64_t{1} << 60;
 // Stands for all that is more: no quota has it, and two of them fit 64 bits.
 constexpr std::int64_t kMaxBytes = 4'000'000'000'000'000'000;
 
@@ -174,9 +173,9 @@ std::int64_t StorageLayout::min_quota(std::int32_t level) const {
 }
 
 std::int64_t StorageLayout::effective_quota(std::int32_t level, std::int64_t quota) const {
-  if (quota < 1 || quota > kMaxQuota) {
-    fail_argument("StorageLayout.effective_quota", "quota must be in [1, ", kMaxQuota, "], got ",
-                  quota);
+  if (quota < 1 || quota > kMaxTierBytes) {
+    fail_argument("StorageLayout.effective_quota", "quota must be in [1, ", kMaxTierBytes,
+                  "], got ", quota);
   }
   return std::max(min_quota(level), round_up(quota, granule_bytes(level)));
 }

@@ -14,9 +14,7 @@ namespace sparse_kvcm {
 namespace {
 
 constexpr const char* kFunction = "StorageConfig";
-constexpr std::int32_t kMaxTokensPerBlock = 65'536;
 constexpr std::int64_t kMaxPageBytes = std::int64_t{1} << 40;  // sums of slots stay in 64 bits
-constexpr std::int64_t kMaxQuota = std::int64_t{1} << 60;
 constexpr std::int32_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
 
 // "layers[2].buffers[0].role", made only when something is wrong with it.
@@ -37,10 +35,10 @@ void check_tiers(const std::vector<CacheTierConfig>& tiers) {
                     gpu ? "GPU_MEM" : "HOST_MEM");
     }
     check_range(kFunction, item("cache_tiers", level) + ".quota", tier.quota, std::int64_t{1},
-                kMaxQuota);
+                kMaxTierBytes);
     if (tier.max_quota != 0) {
       check_range(kFunction, item("cache_tiers", level) + ".max_quota", tier.max_quota, tier.quota,
-                  kMaxQuota);
+                  kMaxTierBytes);
     }
   }
 }
@@ -181,7 +179,7 @@ std::int64_t buffer_bytes(const StorageConfig& config, const BufferConfig& buffe
 }
 
 void check_page(const char* function, std::int32_t tokens_per_block, std::int32_t tokens_per_unit) {
-  check_range(function, "tokens_per_block", tokens_per_block, 1, kMaxTokensPerBlock);
+  check_range(function, "tokens_per_block", tokens_per_block, 1, kMaxPageTokens);
   check_range(function, "tokens_per_unit", tokens_per_unit, 1, tokens_per_block);
   if (tokens_per_block % tokens_per_unit != 0) {
     fail_argument(function, "tokens_per_unit must divide tokens_per_block ", tokens_per_block,
