@@ -49,7 +49,7 @@ class ChunkPool {
   static bool is_better(const Kept& a, const Kept& b) {
     return std::pair(a.chunk->bytes(), -a.last_use) < std::pair(b.chunk->bytes(), -b.last_use);
   }
-  Ptr remove(typename std::vector<Kept>::iterator it) {
+  Ptr remove(std::vector<Kept>::iterator it) {
     Ptr chunk = std::move(it->chunk);
     kept_.erase(it);
     return chunk;
