@@ -7,8 +7,20 @@ that those tests are left out. Where the package is installed it is there.
 from __future__ import annotations
 
 import importlib.util
+import os
 
 from hypothesis import HealthCheck, settings
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if not _has_gpu():  # Triton's functions run interpreted; it looks once, when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "sparse_kvcm",
