@@ -10,6 +10,8 @@ from sparse_kvcm._core import InvalidArgument
 if TYPE_CHECKING:
     import torch
 
+    from sparse_kvcm.attention.layouts import Region
+
 
 def check_tensor(
     function: str,
@@ -69,6 +71,31 @@ def check_vector(
         raise InvalidArgument(
             f"[{function}] {name} must be contiguous, got strides {value.stride()}"
         )
+
+
+def check_region(function: str, region: Region, device: torch.device) -> None:
+    """Check that a kernel can address a region.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is elsewhere, or not aligned as every part of a record is.
+    """
+    pages = region.pages
+    if pages.device != device:
+        raise InvalidArgument(
+            f"[{function}] buffers must be on {device}, where the others are, got {pages.device}"
+        )
+    if pages.data_ptr() % 4 or region.page_stride % 4:
+        raise InvalidArgument(
+            f"[{function}] buffers must be aligned to 4 bytes, got address {pages.data_ptr()} and "
+            f"{region.page_stride} bytes from page to page"
+        )
+
+
+def power_of_two(value: int) -> int:
+    """The least power of two that is at least `value`, which Triton's blocks are."""
+    return 1 << max(value - 1, 0).bit_length()
 
 
 def _check_kind(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.attention import _requirements
-from sparse_kvcm.attention.checks import check_tensor, check_vector
+from sparse_kvcm.attention.checks import check_tensor, check_vector, power_of_two
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +175,7 @@ def sparse_arena_rows(
     if out is None:
         out = torch.empty((b, width + k), dtype=torch.int32, device=slots.device)
     kernels = _requirements.kernels("rows")
-    block = min(_BLOCK, _power_of_two(max(width, k)))
+    block = min(_BLOCK, power_of_two(max(width, k)))
     tail_blocks = -(-width // block)
     grid = (b, tail_blocks - (-k // block))
     with _requirements.launches_on(FUNCTION, "slots", slots):
@@ -231,8 +231,8 @@ def _check(
         check_vector(FUNCTION, "window.lengths", window.lengths, ("int32",), b, device)
         if window.num_pages * window.tokens_per_page > _LIMIT:
             raise InvalidArgument(
-                f"[{FUNCTION}] window rows must be < 2^31, which kernels take, got {window.num_pages}"
-                f" pages of {window.tokens_per_page}"
+                f"[{FUNCTION}] window rows must be < 2^31, which kernels take, got "
+                f"{window.num_pages} pages of {window.tokens_per_page}"
             )
     if out is not None:
         check_tensor(FUNCTION, "out", out, ("int32",), (b, width + k), device)
@@ -261,15 +261,9 @@ def _check_coverage(
         return
     place, position = missing.nonzero()[0].tolist()
     row = place if batch_rows is None else int(batch_rows[place])
-    raise UncoveredUnitError(
-        row, position, int(selection[place, position]), int(missing.sum())
-    )
+    raise UncoveredUnitError(row, position, int(selection[place, position]), int(missing.sum()))
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"[{FUNCTION}] {name} must be an int >= {least}, got {value!r}")
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << max(value - 1, 0).bit_length()

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.attention import _requirements
-from sparse_kvcm.attention.checks import check_tensor, check_vector
+from sparse_kvcm.attention.checks import (
+    check_region,
+    check_tensor,
+    check_vector,
+    power_of_two,
+)
 from sparse_kvcm.attention.layouts import RecordLayout, Region
 
 if TYPE_CHECKING:
@@ -58,7 +63,10 @@ def write_latents(
     regions = layout.regions(buffers)
     _check(layout, regions, latents, slots, rotary, scale)
     rest = latents[:, layout.width - layout.rope :] if rotary is None else rotary
-    data, scales = regions[layout.data.region], regions[layout.scales.region if layout.scales else 0]
+    data, scales = (
+        regions[layout.data.region],
+        regions[layout.scales.region if layout.scales else 0],
+    )
     kernels = _requirements.kernels("write")
     with _requirements.launches_on(FUNCTION, "latents", latents):
         if len(latents):
@@ -104,8 +112,8 @@ def _constants(layout: RecordLayout) -> dict[str, int | str]:
         "ROPE": layout.rope if rotary else 0,
         "ROTARY_FORMAT": rotary.format if rotary else "",
         "ROTARY_AT": rotary.offset if rotary else 0,
-        "BLOCK": _power_of_two(tiles + padding if scales else layout.data.count),
-        "ROPE_BLOCK": _power_of_two(layout.rope),
+        "BLOCK": power_of_two(tiles + padding if scales else layout.data.count),
+        "ROPE_BLOCK": power_of_two(layout.rope),
     }
 
 
@@ -127,27 +135,3 @@ def _check(
         check_region(FUNCTION, region, device)
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgument(f"[{FUNCTION}] scale must be positive and finite, got {scale}")
-
-
-def check_region(function: str, region: Region, device: torch.device) -> None:
-    """Check that a kernel can address a region.
-
-    Raises
-    ------
-    InvalidArgument
-        If it is elsewhere, or not aligned as every part of a record is.
-    """
-    pages = region.pages
-    if pages.device != device:
-        raise InvalidArgument(
-            f"[{function}] buffers must be on {device}, where the others are, got {pages.device}"
-        )
-    if pages.data_ptr() % 4 or region.page_stride % 4:
-        raise InvalidArgument(
-            f"[{function}] buffers must be aligned to 4 bytes, got address {pages.data_ptr()} and "
-            f"{region.page_stride} bytes from page to page"
-        )
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << max(value - 1, 0).bit_length()

@@ -87,9 +87,10 @@ def write_units(
                 values = tl.div_rn(values, tl.full((BLOCK,), 1, tl.float32) * tensor_scale)
             _store_plain(data, values, columns, mask, DATA_FORMAT)
         else:
-            scales = _place(
-                scale_pages, slot, scale_page_stride, scale_offset, UNITS, SCALE_BYTES
-            ) + SCALE_AT
+            scales = (
+                _place(scale_pages, slot, scale_page_stride, scale_offset, UNITS, SCALE_BYTES)
+                + SCALE_AT
+            )
             _write_tiles(
                 source, rest, data, scales, tensor_scale, amax_scale, least_amax,
                 SPLIT, TILE, TILES, BLOCK, DATA_FORMAT, SCALE_FORMAT, SCALE_COLUMNS,
