@@ -9,8 +9,8 @@ adds the pieces of a row up in their order. Nothing depends on which program is 
 
 Operands of dots are BF16, which E4M3, E2M1 with an E4M3 scale and E4M3 with an E8M0 scale are exactly;
 sums are float32. Exponents are of base 2: m is the largest score of a head, l the sum of
-``2 ** (score - m)``. On the CPU (WIDEN) dots are of the same operands in float32, since Triton's
-interpreter has no BF16 there.
+``2 ** (score - m)``. Under Triton's interpreter (WIDEN), which knows BF16 only as a type, dots are of
+the same operands in float32.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ def _from_e2m1(codes):
     """Four bits each, exact in float16, whose denormals stand for 0.5."""
     bits = ((codes & 7) << 9) | ((codes & 8) << 12)
     return bits.to(tl.int16).to(tl.float16, bitcast=True) * 16384.0
+
+
+@triton.jit
+def _to_bf16(values, WIDEN: tl.constexpr):
+    """Round finite float32 to nearest, ties to even; the interpreter would cut bits off."""
+    if WIDEN:
+        bits = values.to(tl.int32, bitcast=True)
+        bits = (bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000
+        values = bits.to(tl.float32, bitcast=True)
+    return values.to(tl.bfloat16)
 
 
 @triton.jit
@@ -67,7 +77,7 @@ def _load_scales(scales, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexp
 @triton.jit
 def _load_elements(data, scales, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr,
                    SCALE: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
-                   TOTAL: tl.constexpr):  # fmt: skip
+                   TOTAL: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     """COUNT elements of each unit from the BEGINth on, BF16 [n, COUNT], zeros of none."""
     values = _load_codes(data, exists, BEGIN, COUNT, FORMAT)
     if SCALE != "none":
@@ -77,7 +87,7 @@ def _load_elements(data, scales, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.
         tiles = tl.reshape(values, (values.shape[0], COUNT // TILE, TILE)) * found[:, :, None]
         values = tl.reshape(tiles, (values.shape[0], COUNT))
     if values.dtype != tl.bfloat16:
-        values = values.to(tl.float32).to(tl.bfloat16)
+        values = _to_bf16(values.to(tl.float32), WIDEN)
     return values
 
 
@@ -115,7 +125,7 @@ def _attend(
             scale_at = _find(scales, scale_stride, scale_offset, page, place, SCALE_UNIT,
                              SCALE_ALIGN)  # fmt: skip
         keys = _load_elements(data_at, scale_at, exists, 0, WIDTH, FORMAT, SCALE, TILE, COLUMNS,
-                              TOTAL)  # fmt: skip
+                              TOTAL, WIDEN)  # fmt: skip
         if ROTARY != "none":
             rotary_at = _find(rotary, rotary_stride, rotary_offset, page, place, ROTARY_UNIT,
                               ROTARY_ALIGN)  # fmt: skip
@@ -131,10 +141,10 @@ def _attend(
         if ROPE > 0:
             if ROTARY == "none":
                 rope = _load_elements(data_at, scale_at, exists, WIDTH, ROPE, FORMAT, SCALE, TILE,
-                                      COLUMNS, TOTAL)  # fmt: skip
+                                      COLUMNS, TOTAL, WIDEN)  # fmt: skip
             else:
                 rope = _load_elements(rotary_at, rotary_at, exists, 0, ROPE, ROTARY, "none", 1, 1,
-                                      1)  # fmt: skip
+                                      1, WIDEN)  # fmt: skip
             score = _dot(q_rope, tl.trans(rope), score, WIDEN)
             if ROTARY == "e4m3":  # stored as it is, where the others count in a scale
                 score *= rope_unit
@@ -145,7 +155,7 @@ def _attend(
         weight = tl.exp2(score - base[:, None])
         fade = tl.exp2(m - base)
         l = l * fade + tl.sum(weight, 1)
-        acc = _dot(weight.to(tl.bfloat16), keys, acc * fade[:, None], WIDEN)
+        acc = _dot(_to_bf16(weight, WIDEN), keys, acc * fade[:, None], WIDEN)
         m = highest
     return acc, m, l
 
