@@ -11,6 +11,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+
 def _has_gpu() -> bool:
     if importlib.util.find_spec("torch") is None:
         return False

@@ -157,7 +157,9 @@ def attend(
     """Outputs and logarithms of sums in float64; parts are pools and selections of units."""
     outs, sums = [], []
     for i, query in enumerate(q.double()):
-        keys = torch.cat([pool.elements[chosen[i][chosen[i] >= 0].long()] for pool, chosen in parts])
+        keys = torch.cat(
+            [pool.elements[chosen[i][chosen[i] >= 0].long()] for pool, chosen in parts]
+        )
         scores = query @ keys.T * softmax_scale
         total = torch.logsumexp(scores, 1)
         bottom = total if sinks is None else torch.logaddexp(total, sinks.double())

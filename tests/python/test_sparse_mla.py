@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 import mla_cases as cases  # noqa: E402
 from sparse_kvcm import InvalidArgument  # noqa: E402
+from sparse_kvcm.attention import AttentionBase, mla_registry  # noqa: E402
 from sparse_kvcm.attention.mla_torch import sparse_mla_torch  # noqa: E402
 from sparse_kvcm.attention.mla_tuning import Tuning, plan_work  # noqa: E402
 from sparse_kvcm.attention.sparse_mla import (  # noqa: E402
@@ -166,6 +167,35 @@ def test_poison_in_units_that_are_not_selected_changes_no_bit(name: str, device:
     after = run(sparse_mla_decode, made, q, chosen)
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
+
+
+def test_what_is_no_number_is_passed_on(device: str) -> None:
+    """In one head, not hidden as a query without units."""
+    made, q, chosen = problem("dsa/bf16", device, 2, 4, 20)
+    q[0, 1, 3] = float("nan")
+    out, lse = run(sparse_mla_decode, made, q, chosen)
+    assert out[0, 1].isnan().all()
+    assert not out[0, [0, 2, 3]].isnan().any()
+    assert lse[0].isnan().tolist() == [False, True, False, False]
+
+
+def test_implementations_of_a_device_read_arena_rows(device: str) -> None:
+    made, q, chosen = problem("v4/fp8_ds_mla", device, 2, 4, 20)
+    base = AttentionBase(made.layout, tuple(made.buffers), is_arena=True)
+    registry = mla_registry(str(device))
+    assert ("triton_sparse_mla" in registry.names) == (device != "cpu")
+    outputs = [
+        registry.choose(base, name)(
+            base,
+            q,
+            made.rows(chosen),
+            softmax_scale=scale_of(made),
+            out=torch.zeros_like(q).float(),
+        )
+        for name in registry.names
+    ]
+    for got in outputs:
+        compare(got, made, q, chosen)
 
 
 def test_pieces_of_a_selection_can_be_merged_by_their_sums(device: str) -> None:

@@ -54,9 +54,7 @@ def check_decode(
         if one is None:
             continue
         if one.dtype != torch.float32 or tuple(one.shape) != wanted or not one.is_contiguous():
-            raise wrong(
-                name, f"contiguous float32 {wanted}", f"{one.dtype} {tuple(one.shape)}"
-            )
+            raise wrong(name, f"contiguous float32 {wanted}", f"{one.dtype} {tuple(one.shape)}")
     for name, one in (("out", out), ("lse", lse), ("sinks", sinks)):
         if one is not None and one.device != q.device:
             raise wrong(name, f"on q's device, {q.device}", one.device)
@@ -79,9 +77,7 @@ def _check_part(
         if size and (size < _LEAST_WIDTH or size & (size - 1)):
             raise wrong(f"{name} of {layout.name}", f"a power of two from {_LEAST_WIDTH} on", size)
     if rows.dtype != torch.int32 or rows.ndim != 2 or len(rows) != len(q) or rows.shape[1] < 1:
-        raise wrong(
-            "rows", f"int32 ({len(q)}, k) with k >= 1", f"{rows.dtype} {tuple(rows.shape)}"
-        )
+        raise wrong("rows", f"int32 ({len(q)}, k) with k >= 1", f"{rows.dtype} {tuple(rows.shape)}")
     if rows.stride(1) != 1 and rows.shape[1] > 1:
         raise wrong("rows", "contiguous within a row", f"strides {rows.stride()}")
     for name, one in (("rows", rows), *(("pool", buffer) for buffer in part.buffers)):

@@ -7,10 +7,10 @@ finished; of one that a border cuts each program writes a *piece*, in place ``pr
 workspace: along the ranges either the program or the row goes up, so places are distinct. The merge
 adds the pieces of a row up in their order. Nothing depends on which program is first.
 
-Operands of dots are BF16, which E4M3, E2M1 with an E4M3 scale and E4M3 with an E8M0 scale are exactly;
-sums are float32. Exponents are of base 2: m is the largest score of a head, l the sum of
-``2 ** (score - m)``. Under Triton's interpreter (WIDEN), which knows BF16 only as a type, dots are of
-the same operands in float32.
+Operands of dots are BF16, which stored elements are exactly, but for E4M3 with FP32 scales.
+Sums are float32. Exponents are of base 2: m is the largest score of a head, mass the sum of its weights,
+``2 ** (score - m)``. Under Triton's interpreter (WIDEN), which knows BF16 only as a type, dots are
+of the same operands in float32.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _to_bf16(values, WIDEN: tl.constexpr):
 
 @triton.jit
 def _load_codes(data, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr):
-    """COUNT elements of each unit as they are stored, [n, COUNT]: BF16, or float16, which is exact."""
+    """COUNT elements of each unit as they are stored, [n, COUNT]: BF16 or, exactly, float16."""
     if FORMAT == "e2m1":
         at = BEGIN // 2 + tl.arange(0, COUNT // 2)
         pairs = tl.load(data[:, None] + at[None, :], mask=exists[:, None], other=0).to(tl.int32)
@@ -102,7 +102,7 @@ def _dot(a, b, c, WIDEN: tl.constexpr):
 
 @triton.jit
 def _attend(
-    acc, m, l, q, q_rope, unit, rope_unit, begin, end,
+    acc, m, mass, q, q_rope, unit, rope_unit, begin, end,
     rows, k, data, data_stride, data_offset, scales, scale_stride, scale_offset,
     rotary, rotary_stride, rotary_offset,
     FORMAT: tl.constexpr, SCALE: tl.constexpr, ROTARY: tl.constexpr,
@@ -154,20 +154,20 @@ def _attend(
         base = tl.where(highest == float("-inf"), 0.0, highest)
         weight = tl.exp2(score - base[:, None])
         fade = tl.exp2(m - base)
-        l = l * fade + tl.sum(weight, 1)
+        mass = mass * fade + tl.sum(weight, 1)
         acc = _dot(_to_bf16(weight, WIDEN), keys, acc * fade[:, None], WIDEN)
         m = highest
-    return acc, m, l
+    return acc, m, mass
 
 
 @triton.jit
-def _finish(acc, m, l, sink):
+def _finish(acc, m, mass, sink):
     """Outputs and natural logarithms of sums, of float32 [heads, ...] and sinks [heads]."""
-    some = l > 0
+    some = mass != 0  # it is at least 1, or NaN, which is passed on
     base = tl.where(some, m, 0.0)
-    total = l + tl.exp2(sink * _LOG2_E - base)
+    total = mass + tl.exp2(sink * _LOG2_E - base)
     scale = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
-    return scale, tl.where(some, (m + tl.log2(tl.where(some, l, 1.0))) * _LN_2, float("-inf"))
+    return scale, tl.where(some, (m + tl.log2(tl.where(some, mass, 1.0))) * _LN_2, float("-inf"))
 
 
 _INTEGERS = [
@@ -228,9 +228,9 @@ def sparse_mla_kernel(
             query_rope = tl.load(q_at[:, None] + r[None, :], mask=q_mask, other=0.0)
         acc = tl.zeros((HEADS, WIDTH), tl.float32)
         m = tl.full((HEADS,), float("-inf"), tl.float32)
-        l = tl.zeros((HEADS,), tl.float32)
-        acc, m, l = _attend(
-            acc, m, l, query, query_rope, unit_a, rope_unit_a,
+        mass = tl.zeros((HEADS,), tl.float32)
+        acc, m, mass = _attend(
+            acc, m, mass, query, query_rope, unit_a, rope_unit_a,
             begin, tl.minimum(end, blocks_a),
             rows_a + row * rows_a_stride, k_a, a_data, a_data_stride, a_data_offset,
             a_scales, a_scale_stride, a_scale_offset, a_rotary, a_rotary_stride, a_rotary_offset,
@@ -239,8 +239,8 @@ def sparse_mla_kernel(
             A_ROTARY_ALIGN, WIDTH, ROPE, BLOCK, WIDEN,
         )  # fmt: skip
         if PARTS == 2:
-            acc, m, l = _attend(
-                acc * change, m, l, query, query_rope, unit_b, rope_unit_b,
+            acc, m, mass = _attend(
+                acc * change, m, mass, query, query_rope, unit_b, rope_unit_b,
                 tl.maximum(begin - blocks_a, 0), end - blocks_a,
                 rows_b + row * rows_b_stride, k_b, b_data, b_data_stride,
                 b_data_offset, b_scales, b_scale_stride, b_scale_offset, b_rotary,
@@ -250,7 +250,7 @@ def sparse_mla_kernel(
                 B_ROTARY_ALIGN, WIDTH, ROPE, BLOCK, WIDEN,
             )  # fmt: skip
         if (begin == 0) & (end == blocks):
-            scale, total = _finish(acc, m, l, sink)
+            scale, total = _finish(acc, m, mass, sink)
             at = tl.multiple_of(out + (row * out_row + head * out_head), 16)
             values = acc * (scale * value_unit)[:, None]
             tl.store(at[:, None] + d[None, :], values.to(out.dtype.element_ty), mask=q_mask)
@@ -260,7 +260,7 @@ def sparse_mla_kernel(
             piece_at = tl.multiple_of(pieces + piece * WIDTH, 16)
             tl.store(piece_at[:, None] + d[None, :], acc, mask=q_mask)
             tl.store(sums + piece * 2, m, mask=exists)
-            tl.store(sums + piece * 2 + 1, l, mask=exists)
+            tl.store(sums + piece * 2 + 1, mass, mask=exists)
 
 
 @triton.jit(do_not_specialize=_INTEGERS, do_not_specialize_on_alignment=_POINTERS)
@@ -280,18 +280,18 @@ def merge_kernel(
         at = ((place + program) * heads + head) * 2 + tl.arange(0, 1)
         m = tl.maximum(m, tl.load(sums + at))
     base = tl.where(m == float("-inf"), 0.0, m)
-    l = tl.zeros((1,), tl.float32)
+    mass = tl.zeros((1,), tl.float32)
     acc = tl.zeros((WIDTH,), tl.float32)
     for program in range(first, last + 1):
         piece = (place + program) * heads + head
         at = piece * 2 + tl.arange(0, 1)
         fade = tl.exp2(tl.load(sums + at) - base)
-        l += tl.load(sums + at + 1) * fade
+        mass += tl.load(sums + at + 1) * fade
         acc += tl.load(pieces + piece * WIDTH + d) * fade
     sink = tl.full((1,), float("-inf"), tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + head + tl.arange(0, 1)).to(tl.float32)
-    scale, total = _finish(acc, m, l, sink)
+    scale, total = _finish(acc, m, mass, sink)
     at = out + (place * out_row + head * out_head) + d
     tl.store(at, (acc * (scale * value_unit)).to(out.dtype.element_ty))
     tl.store(lse + (row * lse_row + head) + tl.arange(0, 1), total)
