@@ -134,7 +134,7 @@ def write_step(
         group = manager.config.geometry.selection_group_of[layer]
         slots = manager.latents.write_slots(_dsa_step(manager, "write_step"), group)
     else:
-        slots = _v4_slots(manager, layer, kind or AttentionType.COMPRESS)
+        slots = _v4_slots(manager, layer, AttentionType.COMPRESS if kind is None else kind)
     write_latents(
         base.layout, base.buffers, values, slots, rotary=rotary, scale=manager.config.kv_scale
     )
