@@ -7,8 +7,8 @@ finished; of one that a border cuts each program writes a *piece*, in place ``pr
 workspace: along the ranges either the program or the row goes up, so places are distinct. The merge
 adds the pieces of a row up in their order. Nothing depends on which program is first.
 
-Operands of dots are BF16, which stored elements are exactly, but for E4M3 with FP32 scales.
-Sums are float32. Exponents are of base 2: m is the largest score of a head, mass the sum of its weights,
+Operands of dots are BF16, which stored elements are exactly, but for E4M3 with FP32 scales. Sums
+are float32. Exponents are of base 2: m is the largest score of a head, mass the sum of its weights,
 ``2 ** (score - m)``. Under Triton's interpreter (WIDEN), which knows BF16 only as a type, dots are
 of the same operands in float32.
 """
