@@ -226,7 +226,7 @@ def places_of(case: Case) -> tuple[Placement, Placement, Placement | None]:
 def measure(name: str, limit: float) -> list[dict[str, object]]:
     """Both placements of a case, in turns."""
     case = CASES[name]
-    tuning = tuning_of(case.heads, case.kv_dtype)
+    tuning = tuning_of(case.heads, case.layout.name)
     arena, resident, window = places_of(case)
     runs = [Launches(case, place, window, tuning) for place in (arena, resident)]
     times = [[run.us() for run in runs] for _ in range(REPEATS)]
@@ -263,7 +263,7 @@ def measure_rows(name: str) -> list[dict[str, object]]:
 def tune(name: str) -> list[dict[str, object]]:
     """The arena of a case under many constants, fastest first; what does not fit is left out."""
     case = CASES[name]
-    present = tuning_of(case.heads, case.kv_dtype)
+    present = tuning_of(case.heads, case.layout.name)
     arena, _, window = places_of(case)
     found: list[dict[str, object]] = []
     sweep = itertools.product((16, 32, 64, 128), (4, 8), (2, 3, 4, 5, 6), (132, 264))

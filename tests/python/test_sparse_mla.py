@@ -245,6 +245,45 @@ def test_programs_share_all_blocks_once_and_pieces_have_places(
     assert bool(places) == bool(work.pieces)
 
 
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("name", cases.LAYOUTS)
+def test_real_sizes_match_float64_and_repeat(name: str, heads: int) -> None:
+    device = cases.device_or_skip("cuda")
+    made, q, chosen = problem(name, device, 6, heads, 2048 if "dsa" in name else 512, "full")
+    got = run(sparse_mla_decode, made, q, chosen)
+    compare(got, made, q, chosen)
+    for again in (run(sparse_mla_decode, made, q, chosen) for _ in range(5)):
+        assert torch.equal(got[0], again[0])
+        assert torch.equal(got[1], again[1])
+
+
+@pytest.mark.parametrize("b", [1, 300])
+@pytest.mark.parametrize("entries", ["bf16", "fp8", "fp8_ds_mla", "nvfp4"])
+def test_real_windows_match_float64(entries: str, b: int) -> None:
+    device = cases.device_or_skip("cuda")
+    tokens = "fp8" if entries == "nvfp4" else entries
+    made, q, chosen = problem(f"v4/{entries}", device, b, 64, 512, "full")
+    window, _, seen = problem(f"v4/{tokens}", device, b, 64, 128, "full")
+    sinks = torch.linspace(-1, 1, 64, device=device)
+    part = KeyPart(window.buffers, window.rows(seen), window.layout, cases.KV_SCALE)
+    got = run(sparse_mla_decode, made, q, chosen, window=part, sinks=sinks)
+    want = cases.attend(q, [(window, seen), (made, chosen)], scale_of(made), sinks)
+    largest = max(float(one.elements.abs().max()) for one in (made, window))
+    cases.check(got, want, largest, 640)
+
+
+@pytest.mark.parametrize("name", ["dsa/bf16", "v4/fp8_ds_mla"])
+def test_units_beyond_two_to_the_31_bytes_are_found(name: str) -> None:
+    device = cases.device_or_skip("cuda")
+    layout = cases.layout_of(name, "full")
+    pages = 2**32 // layout.page.page_bytes + 2
+    slots = pages * layout.units_per_page - 1 - torch.randperm(90, device=device)
+    made = cases.pool_of(layout, elements(90, layout.width, device), slots, pages=pages)
+    q = elements(2 * 64, layout.width, device, 1).view(2, 64, -1).to(torch.bfloat16)
+    chosen = torch.randint(-1, 90, (2, 80), dtype=torch.int32).to(device)
+    compare(run(sparse_mla_decode, made, q, chosen), made, q, chosen)
+
+
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("q must be bfloat16", {"q": torch.zeros(2, 4, 192)}),
     (r"q must be \(b, heads, 192\)", {"q": torch.zeros(2, 4, 128).bfloat16()}),

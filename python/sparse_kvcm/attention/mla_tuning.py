@@ -9,10 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparse_kvcm.models import KvDtype
-
 FLOAT_BYTES = 4
-KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla")
 
 
 @dataclass(frozen=True)
@@ -35,16 +32,21 @@ class Tuning:
     programs: int
 
 
-# By heads of a program and kv_dtype of the widest part, of an H200: 132 multiprocessors with 227 KB
-# of shared memory each, where 64 queries take 72 KB; so one program on each, or two with fewer
-# heads. `scripts/bench_attention --tune` sweeps it.
-TUNING: dict[tuple[int, KvDtype], Tuning] = {
-    (64, "bf16"): Tuning(32, 8, 5, 132),
-    (64, "fp8"): Tuning(64, 8, 5, 132),
-    (64, "fp8_ds_mla"): Tuning(32, 8, 5, 132),
-    (64, "nvfp4"): Tuning(32, 8, 5, 132),
-    (64, "nvfp4_ds_mla"): Tuning(64, 8, 5, 132),
-    **{(heads, dtype): Tuning(32, 4, 5, 264) for heads in (16, 32) for dtype in KV_DTYPES},
+# By heads of a program and name of the layout of the selected units, of an H200: 132
+# multiprocessors with 227 KB of shared memory each, where 64 queries take 72 KB; so one program on
+# each, or two with fewer heads. Not measured yet: so many stages as there is room for two buffers
+# of units without spills in the loop. `scripts/bench_attention --tune` sweeps it.
+_FEW_HEADS = Tuning(32, 4, 5, 264)
+TUNING: dict[tuple[int, str], Tuning] = {
+    (64, "dsa/bf16"): Tuning(32, 8, 5, 132),
+    (64, "dsa/fp8"): Tuning(64, 8, 5, 132),
+    (64, "dsa/fp8_ds_mla"): Tuning(32, 8, 5, 132),
+    (64, "dsa/nvfp4"): Tuning(64, 8, 5, 132),
+    (64, "dsa/nvfp4_ds_mla"): Tuning(64, 8, 5, 132),
+    (64, "v4/bf16"): Tuning(32, 8, 5, 132),
+    (64, "v4/fp8"): Tuning(64, 8, 5, 132),
+    (64, "v4/fp8_ds_mla"): Tuning(32, 8, 5, 132),
+    (64, "v4/nvfp4"): Tuning(32, 8, 3, 132),
 }
 MOST_HEADS = 64  # of a program: float32 sums of 64 heads x 512 values are half of the registers
 LEAST_HEADS = 16  # of a matrix product
@@ -55,9 +57,9 @@ def heads_of_program(heads: int) -> int:
     return min(MOST_HEADS, max(LEAST_HEADS, 1 << (heads - 1).bit_length()))
 
 
-def tuning_of(heads: int, kv_dtype: KvDtype) -> Tuning:
-    """The constants for so many heads and a data type."""
-    return TUNING[heads_of_program(heads), kv_dtype]
+def tuning_of(heads: int, layout: str) -> Tuning:
+    """The constants for so many heads and a layout, by its name."""
+    return TUNING.get((heads_of_program(heads), layout), _FEW_HEADS)
 
 
 @dataclass(frozen=True)

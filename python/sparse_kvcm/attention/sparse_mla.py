@@ -126,7 +126,7 @@ def sparse_mla_decode(
         parts.insert(0, window)
     check_decode(FUNCTION, q, parts, softmax_scale, sinks, out, lse)
     b, heads, _ = q.shape
-    tuned = tuning or tuning_of(heads, layout.kv_dtype)
+    tuned = tuning or tuning_of(heads, layout.name)
     work = plan_work(b, heads, tuple(part.rows.shape[1] for part in parts), tuned) if b else None
     shape = (b, heads, layout.value_width)
     out = torch.empty(shape, dtype=torch.bfloat16, device=q.device) if out is None else out
@@ -149,7 +149,7 @@ def workspace_bytes(
     widths = (k,) if window is None else (window, k)
     if b == 0:
         return 0
-    work = plan_work(b, heads, widths, tuning or tuning_of(heads, layout.kv_dtype))
+    work = plan_work(b, heads, widths, tuning or tuning_of(heads, layout.name))
     return work.workspace_bytes(heads, layout.value_width)
 
 
