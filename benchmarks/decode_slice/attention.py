@@ -1,4 +1,4 @@
-"""Attention of the slice: `sparse_mla_decode` of the library on a GPU, the same in torch on a CPU."""
+"""Attention of the slice: `sparse_mla_decode` on a GPU, the same in torch on a CPU."""
 
 from __future__ import annotations
 

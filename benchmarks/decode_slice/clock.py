@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from itertools import pairwise
 
 import torch
 
@@ -43,7 +44,7 @@ class EventClock(Clock):
     def read_ms(self) -> dict[str, float]:
         """Milliseconds by phase of the last replay, which has ended."""
         sums: dict[str, float] = defaultdict(float)
-        for (_, begin), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
+        for (_, begin), (phase, end) in pairwise(self._marks):
             sums[phase] += begin.elapsed_time(end)
         return dict(sums)
 
@@ -66,6 +67,6 @@ class WallClock(Clock):
     def read_ms(self) -> dict[str, float]:
         """See `EventClock`."""
         sums: dict[str, float] = defaultdict(float)
-        for (_, begin), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
+        for (_, begin), (phase, end) in pairwise(self._marks):
             sums[phase] += 1000 * (end - begin)
         return dict(sums)

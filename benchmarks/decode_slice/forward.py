@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -90,7 +91,7 @@ class Forward:
             self._flags = torch.zeros(slots + 1, dtype=torch.bool, device=device)
         half = -(-bucket // 2)
         bounds = [0, half, bucket] if overlap == "halves" and bucket > 1 else [0, bucket]
-        self.parts = [self._part(*ends) for ends in zip(bounds, bounds[1:], strict=False)]
+        self.parts = [self._part(*ends) for ends in pairwise(bounds)]
         self._side = None
         if device != "cpu" and cache.offloaded and overlap != "none":
             self._side = torch.cuda.Stream(device)

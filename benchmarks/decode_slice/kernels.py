@@ -54,19 +54,21 @@ def _keys(scores, unit, length):
 
 @triton.jit
 def top_k(scores, lengths, out, scores_stride, K: tl.constexpr, CHUNK: tl.constexpr):
-    """The K best units of a row, by bisection of the K-th best score's bits. No order; -1 = none."""
+    """The K best units of a row, by bisection of the K-th best score; in no order, -1 = none."""
     place = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + place)
     scores += place * scores_stride
     out += place * K
     threshold = tl.full((), 0, tl.uint32)
-    for bit in range(32):
-        candidate = threshold | (tl.full((), 1, tl.uint32) << (31 - bit).to(tl.uint32))
+    bit = tl.full((), 0x80000000, tl.uint32)
+    for _ in range(32):
+        candidate = threshold | bit
         count = 0
         for begin in range(0, length, CHUNK):
             keys = _keys(scores, begin + tl.arange(0, CHUNK), length)
             count += tl.sum((keys >= candidate).to(tl.int32))
         threshold = tl.where(count >= K, candidate, threshold)
+        bit = bit >> 1
     better = 0
     for begin in range(0, length, CHUNK):
         unit = begin + tl.arange(0, CHUNK)
@@ -92,7 +94,8 @@ def look_up(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + place).to(tl.int64)
     ordinal = tl.load(ordinals + place * ordinals_stride + column, mask=column < k, other=-1)
-    exists = (ordinal >= 0) & (row >= 0)
+    ordinal = tl.where(row >= 0, ordinal, -1)
+    exists = ordinal >= 0
     page = tl.load(table + row * table_stride + ordinal // UNITS, mask=exists, other=-1)
     slot = tl.where(page >= 0, page * UNITS + ordinal % UNITS, -1)
     tl.store(out + place * k + column, slot, mask=column < k)

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -173,7 +174,7 @@ class Point:
             host.append(1000 * (time.perf_counter() - begin))
         if self._gpu:
             torch.cuda.synchronize()
-        each = [_ms_between(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        each = [_ms_between(a, b) for a, b in pairwise(ends)]
         flushes = [_ms_between(a, b) for a, b in zip(ends, opened, strict=False)]
         return {
             "step_ms": statistics.median(each),

@@ -24,8 +24,8 @@ def merge(path: Path, records: Iterable[Record]) -> list[Record]:
     """Put records into a file, in the place of older ones of the same run; return all of them."""
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     by_key = {key_of(one): one for one in [*runs, *records]}
-    merged = sorted(by_key.values(), key=lambda one: tuple(map(str, key_of(one)[:4])) + (
-        one["overlap"], one["factor"], one["batch"]))  # fmt: skip
+    order = ("model", "layers", "prompt", "mode", "factor", "overlap", "batch")
+    merged = sorted(by_key.values(), key=lambda one: tuple(one[name] for name in order))
     for one in merged:
         predict(one, merged)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ def scaled_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class Experts:
-    """This rank's experts of one layer, weights as [experts, out, in].
+    """Experts of one layer that this rank has, weights as [experts, out, in].
 
     FP8 weights are codes of at most 1.875 with a scale per output.
     """
