@@ -20,14 +20,15 @@ from benchmarks.decode_slice.attention import Attention, merge
 from benchmarks.decode_slice.cache import Buffer, SliceCache
 from benchmarks.decode_slice.clock import Clock
 from benchmarks.decode_slice.weights import LayerWeights, Weights, normal, scaled_codes, to_codes
-from sparse_kvcm import NotAvailable, ResolveOutputs
+from sparse_kvcm import ResolveOutputs
 from sparse_kvcm.models import DeepSeekV4Geometry
 
-Overlap = Literal["none", "side", "followers", "halves", "hits"]
+Overlap = Literal["none", "side", "followers", "layers", "halves", "hits"]
 OVERLAPS: dict[Overlap, str] = {
     "none": "everything on one stream",
     "side": "a group's fetch beside the projections of its leader",
-    "followers": "each layer's part of a fetch by itself, beside the layers before it",
+    "followers": "the leader's part of a fetch, then its followers' while it computes",
+    "layers": "each layer's part of a fetch by itself, beside the layers before it",
     "halves": "two halves of the batch, one computes while the other fetches",
     "hits": "attention over hits beside the fetch, then over misses; merged",
 }
@@ -221,13 +222,19 @@ class Forward:
             return
         self._side.wait_stream(torch.cuda.current_stream())
         stream = self._side.cuda_stream
-        for member, layer in enumerate(layers):
-            if self._overlap == "followers":
-                fetch_member(batch, group, part.rows, out, member, stream)
-            elif member == 0:
-                batch.fetch(group, part.rows, out, stream=stream)
-            part.ready[layer] = torch.cuda.Event()
-            part.ready[layer].record(self._side)
+        for some in self._shares(layers):
+            batch.fetch(group, part.rows, out, stream=stream, layers=some)
+            done = torch.cuda.Event()
+            done.record(self._side)
+            part.ready |= dict.fromkeys(some, done)
+
+    def _shares(self, layers: tuple[int, ...]) -> list[list[int]]:
+        """Layers of a group by what fetches for them, in that order."""
+        if self._overlap == "layers":
+            return [[layer] for layer in layers]
+        if self._overlap == "followers" and len(layers) > 1:
+            return [[layers[0]], list(layers[1:])]
+        return [list(layers)]
 
     def _split(self, part: Part, out: ResolveOutputs) -> None:
         """Tell slots of hits from those that a fetch is on the way to."""
@@ -297,7 +304,7 @@ class Forward:
 
     def _wait(self, part: Part, layer: int) -> None:
         if layer in part.ready:
-            torch.cuda.current_stream().wait_event(part.ready.pop(layer))
+            torch.cuda.current_stream().wait_event(part.ready[layer])
 
     def _project(self, weights: LayerWeights, attended: torch.Tensor) -> torch.Tensor:
         """Back to the hidden size."""
@@ -308,19 +315,3 @@ class Forward:
         grouped = attended.reshape(b, one.o_groups, -1).transpose(0, 1)
         low = torch.bmm(grouped, weights["out_a"]).transpose(0, 1).reshape(b, -1)
         return low @ weights["out"]
-
-
-def fetch_member(batch, group, rows, out, member: int, stream: int) -> None:  # type: ignore[no-untyped-def]
-    """Fetch one member layer's part of the misses.
-
-    Raises
-    ------
-    NotAvailable
-        If this build's `Batch.fetch` takes no members.
-    """
-    try:
-        batch.fetch(group, rows, out, stream=stream, members=[member])
-    except TypeError as error:
-        raise NotAvailable(
-            "[Forward] overlap followers needs Batch.fetch(..., members=), which this build lacks"
-        ) from error
