@@ -195,7 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit("scripts/bench_slice: no GPU; --model tiny runs on a CPU")
         run = make_run(model, options)
         weights = Weights(model, options.device, options.experts)
-        with torch.inference_mode():
+        stream = torch.cuda.Stream(options.device) if options.device != "cpu" else None
+        with torch.inference_mode(), torch.cuda.stream(stream):
             if options.check:
                 check(model, weights, run, options)
             sweep(model, weights, run, options)

@@ -64,8 +64,8 @@ class Forward:
     selection : torch.Tensor, int32, shape (groups, bucket, k)
     misses : torch.Tensor, int32, shape (groups, bucket)
         Counted up by every step.
-    kept : list of torch.Tensor, optional
-        If it is one, attention outputs of all layers are put there.
+    kept : list of list of torch.Tensor, optional
+        If it is one, attention outputs are put there, by layer and part.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Forward:
         self.ids = torch.zeros(bucket, dtype=torch.int64, device=device)
         self.selection = torch.full((groups, bucket, k), -1, dtype=torch.int32, device=device)
         self.misses = torch.zeros((groups, bucket), dtype=torch.int32, device=device)
-        self.kept: list[torch.Tensor] | None = None
+        self.kept: list[list[torch.Tensor]] | None = None
         self.output = torch.empty(0)
         units = cache.workload.max_units
         self._scores = torch.full((bucket, units), -torch.inf, device=device)
@@ -95,7 +95,7 @@ class Forward:
         self.parts = [self._part(*ends) for ends in pairwise(bounds)]
         self._side = None
         if device != "cpu" and cache.offloaded and overlap != "none":
-            self._side = torch.cuda.Stream(device)
+            self._side = torch.cuda.Stream(device, priority=-1)
 
     def run(self, clock: Clock) -> None:
         """Launch the step. The cache's step is open."""
@@ -141,7 +141,7 @@ class Forward:
             clock.mark("rest")
             attended = self._attend(part, layer, q, clock)
             if self.kept is not None:
-                self.kept.append(attended.clone())
+                self.kept[layer].append(attended.clone())
             x = x + self._project(weights, attended)
             h = normal(x)
             clock.mark("rest")

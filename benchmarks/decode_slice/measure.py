@@ -227,14 +227,14 @@ def run_point(cache: SliceCache, weights: Weights, n: int, run: Run) -> dict[str
 def attention_outputs(
     cache: SliceCache, weights: Weights, n: int, run: Run, steps: int
 ) -> list[list[torch.Tensor]]:
-    """Attention outputs of all layers, by step, of the first `n` rows."""
+    """Attention outputs by step and layer; the first `n` rows are requests, others padding."""
     kept = []
     try:
         point = Point(cache, weights, n, run)
         for _ in range(steps):
-            point.forward.kept = []
+            point.forward.kept = [[] for _ in range(cache.model.layers)]
             point.step(lambda: point.forward.run(Clock()))
-            kept.append(point.forward.kept)
+            kept.append([torch.cat(parts) for parts in point.forward.kept])
         cache.check()
     finally:
         if cache.batch.step_open:
