@@ -157,11 +157,10 @@ class SliceCache:
         for number, tokens in enumerate(prompts):
             cache = self.manager.create_kv_cache(self.workload.max_units)
             self._caches.append(cache)
-            if not (cache.resume(self.stream) and cache.resize(tokens, 0, self.stream)):
+            # Computed at once: windows of DeepSeek-V4 need their last pages alone.
+            if not (cache.resume(self.stream) and cache.resize(tokens, tokens, self.stream)):
                 raise OutOfPages(f"[SliceCache] request {number} of {tokens} tokens has no room")
             self._fill(number, cache, tokens // self.model.geometry.tokens_per_unit)
-            if not cache.resize(tokens, tokens, self.stream):
-                raise OutOfPages(f"[SliceCache] request {number} cannot begin to decode")
             self.rows.append(self.batch.add(cache))
             self.tokens.append(tokens)
 
