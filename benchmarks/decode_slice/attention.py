@@ -1,4 +1,4 @@
-"""Attention of the slice: `sparse_mla_decode` on a GPU, the same in torch on a CPU."""
+"""Attention of the slice: the library's, in Triton on a GPU and in torch on a CPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import torch
 
 from benchmarks.decode_slice.cache import Buffer
 from benchmarks.decode_slice.model import SliceModel
+from sparse_kvcm.attention.layouts import RecordLayout, dsa_layout, v4_layout
+from sparse_kvcm.attention.mla_torch import sparse_mla_torch
+from sparse_kvcm.attention.sparse_mla import KeyPart, sparse_mla_decode
 from sparse_kvcm.models import DeepSeekV4Geometry
-
-FP8 = torch.float8_e4m3fn
 
 
 class Attention:
@@ -49,14 +50,11 @@ class Attention:
         window: tuple[Buffer, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the logarithms of the sums of weights, float32 ``[b, heads]``."""
-        if not q.is_cuda:
-            return self._in_torch(q, units, slots, window)
-        from sparse_kvcm.attention.sparse_mla import KeyPart, sparse_mla_decode
-
         part = None
         if window is not None:
             part = KeyPart(window[0].pages, window[1], self._layout(window[0].units))
-        return sparse_mla_decode(
+        attend = sparse_mla_decode if q.is_cuda else sparse_mla_torch
+        return attend(
             q,
             units.pages,
             slots,
@@ -65,37 +63,11 @@ class Attention:
             window=part,
         )
 
-    def _layout(self, units: int):  # type: ignore[no-untyped-def]
-        from sparse_kvcm.attention.layouts import dsa_layout, v4_layout
-
+    def _layout(self, units: int) -> RecordLayout:
         geometry = self._model.geometry
         if isinstance(geometry, DeepSeekV4Geometry):
             return v4_layout(geometry, "fp8", units)
         return dsa_layout(geometry, "fp8", units)
-
-    def _in_torch(
-        self,
-        q: torch.Tensor,
-        units: Buffer,
-        slots: torch.Tensor,
-        window: tuple[Buffer, torch.Tensor] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = [(units, slots)] if window is None else [window, (units, slots)]
-        keys = torch.cat([self._gather(*part) for part in parts], 1)
-        exists = torch.cat([part[1] >= 0 for part in parts], 1)
-        scores = torch.einsum("bhw,bkw->bhk", q.float(), keys) * self._model.softmax_scale
-        scores = scores.masked_fill(~exists[:, None], -torch.inf)
-        sums = scores.logsumexp(-1)
-        weights = (scores - sums[..., None]).exp().nan_to_num(0.0)
-        out = torch.einsum("bhk,bkl->bhl", weights, keys[..., : self._model.latent])
-        return out.to(torch.bfloat16), sums
-
-    def _gather(self, units: Buffer, slots: torch.Tensor) -> torch.Tensor:
-        width = self._model.width
-        slot = slots.clamp(min=0).long()
-        page, unit = slot // units.units, slot % units.units
-        pages = units.pages[:, : units.units * width].unflatten(1, (units.units, width))
-        return pages[page, unit].view(FP8).float()
 
 
 def merge(
