@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.traces import PRESETS, DriftTraces
 from sparse_kvcm import ops
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from run_bench import commit, print_table
 
 K = 2048
 WARM_UP, COUNTED, AHEAD = 60, 150, 50  # steps; `optimum` looks ahead to the last
@@ -184,18 +185,18 @@ def divide_budget(units: int, factor: float) -> dict[str, object]:
 def show(records: list[dict[str, object]], budgets: list[dict[str, object]]) -> None:
     """Print both tables."""
     policies = ("ours", *POLICIES)
-    table = Table("trace", "slots", *policies, title="misses, % of a selection")
     cells = {(r["preset"], r["slots"], r["policy"]): r["miss_share"] for r in records}
-    for preset in PRESETS:
-        for factor in FACTORS:
-            row = [f"{100 * cells[preset, factor * K, policy]:.2f}" for policy in policies]
-            table.add_row(preset, f"{factor}k", *row)
-    Console().print(table)
-    table = Table("slots per layer", "equal, %", "divided, %", "factors", title="one budget")
+    rows = [
+        [preset, f"{f}k", *(f"{100 * cells[preset, f * K, policy]:.2f}" for policy in policies)]
+        for preset in PRESETS
+        for f in FACTORS
+    ]
+    print_table(("trace", "slots", *policies), rows, "misses, % of a selection")
+    rows = []
     for one in budgets:
         shares = [f"{100 * one[name]:.2f}" for name in ("equal_miss_share", "divided_miss_share")]
-        table.add_row(f"{one['mean_factor']}k", *shares, str(one["divided_factors"]))
-    Console().print(table)
+        rows.append([f"{one['mean_factor']}k", *shares, str(one["divided_factors"])])
+    print_table(("slots per layer", "equal, %", "divided, %", "factors"), rows, "one budget")
 
 
 def main() -> None:
@@ -214,10 +215,8 @@ def main() -> None:
     show(records, budgets)
     if arguments.json:
         command = f"{parser.prog} --units {arguments.units} --states {arguments.states}"
-        about = {"command": command, "machine": f"{len(os.sched_getaffinity(0))} cores"}
-        about["commit"] = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+        about = {"command": command, "commit": commit()}
+        about["machine"] = f"{len(os.sched_getaffinity(0))} cores"
         steps = {"warm_up": WARM_UP, "counted": COUNTED, "ahead": AHEAD}
         text = json.dumps(about | {"steps": steps, "misses": records, "budgets": budgets}, indent=1)
         arguments.json.write_text(text + "\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,13 +15,17 @@ import torch
 
 import benchmarks.decode_slice as package
 from benchmarks.decode_slice import measure, plots, report
-from benchmarks.decode_slice.cache import Mode, SliceCache, largest_batch
+from benchmarks.decode_slice.budget import Budget, Mode
+from benchmarks.decode_slice.cache import SliceCache
 from benchmarks.decode_slice.forward import OVERLAPS
 from benchmarks.decode_slice.measure import Run
 from benchmarks.decode_slice.model import SliceModel, make_slice
 from benchmarks.decode_slice.weights import Weights
 from benchmarks.traces import PRESETS
 from sparse_kvcm import _core, cuda_is_available
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from run_bench import commit
 
 SWEEP = (1, 4, 8, 16, 24, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
@@ -94,7 +96,7 @@ def batches_of(options: argparse.Namespace, most: int) -> list[int]:
 def capacity(model: SliceModel, mode: Mode, run: Run, options: argparse.Namespace) -> int:
     """Requests that the budget holds, and under offload 80 % of the free host memory."""
     seq_len = run.prompt + options.output
-    most = largest_batch(model, mode, seq_len, options.factor, options.device)
+    most = Budget(model, seq_len, options.factor, options.device).largest_batch(mode)
     free = _core.read_host_limits().available
     if mode == "offloaded" and free is not None:
         unit = sum(len(group) for group in model.geometry.groups)
@@ -126,10 +128,6 @@ def check(model: SliceModel, weights: Weights, run: Run, options: argparse.Names
 def about(model: SliceModel, cache: SliceCache, options: argparse.Namespace) -> dict[str, Any]:
     """What all records of a cache say of it."""
     gpu = torch.cuda.get_device_name() if options.device != "cpu" else "cpu"
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    work = cache.workload
     return {
         "model": model.name,
         "layers": model.layers,
@@ -139,13 +137,13 @@ def about(model: SliceModel, cache: SliceCache, options: argparse.Namespace) -> 
         "experts": f"{options.experts}, {model.local_experts} of {model.experts}",
         "budget": model.budget,
         "top_k": model.geometry.top_k,
-        "units": work.max_units,
-        "lease_slots": work.cached_slots + work.window_slots,
+        "units": cache.sizes.max_units,
+        "lease_slots": cache.sizes.lease_slots,
         "row_bytes": model.layers_of_units * cache.unit_bytes,
         "device": gpu,
         "torch": torch.__version__,
         "command": " ".join(["scripts/bench_slice", *sys.argv[1:]]),
-        "commit": commit,
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
 
@@ -201,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 check(model, weights, run, options)
             sweep(model, weights, run, options)
     if options.json and options.json.exists():
-        runs = json.loads(options.json.read_text())["runs"]
+        runs = report.merge(options.json, [])  # plans again, where planning is there
         report.show(runs)
         if options.plot:
             for path in plots.plot(runs, options.plot):

@@ -1,36 +1,31 @@
 """The cache of a slice: one `KvCacheManager`, resident or offloaded, with requests that decode.
 
-Sizes are the planner's: `largest_batch` is what the slice's budget holds, and a manager gets what
-`size_device` deals it. Histories are rows of one random pattern per selection group, begun at a
-place of each request's own, so both sides read the same bytes whatever pages they lie in.
+A manager gets the slice's whole budget (`Budget`). Histories are rows of one random pattern per
+selection group, begun at a place of each request's own, so both sides read the same bytes whatever
+pages they lie in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from benchmarks.decode_slice.budget import Budget, Mode
 from benchmarks.decode_slice.model import SliceModel
 from sparse_kvcm import (
     InvalidArgument,
     KvCache,
     KvCacheManager,
-    KvCacheManagerConfig,
     OutOfPages,
     ResizeResult,
     Storage,
 )
 from sparse_kvcm.dsa.streams import current_stream
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
-from sparse_kvcm.sizing.capacity import find_capacity
-from sparse_kvcm.sizing.device import size_device
-from sparse_kvcm.sizing.workload import Workload
 
-Mode = Literal["resident", "offloaded"]
 _PATTERN = 8191  # a prime: requests begin at different rows of it
 
 
@@ -54,24 +49,6 @@ class Buffer:
     units: int
     table: torch.Tensor
     layer_group: int = -1
-
-
-def make_workload(model: SliceModel, seq_len: int, factor: float, device: str) -> Workload:
-    """What the planner goes by: FP8 units and index keys."""
-    return Workload(
-        model.geometry,
-        seq_len,
-        kv_dtype="fp8",
-        tokens_per_block=model.tokens_per_block,
-        gpu_cache_factor=factor,
-        device=device,
-    )
-
-
-def largest_batch(model: SliceModel, mode: Mode, seq_len: int, factor: float, device: str) -> int:
-    """Requests of `seq_len` tokens that the slice's budget holds."""
-    workload = make_workload(model, seq_len, factor, device)
-    return find_capacity(workload, model.budget, offload=mode == "offloaded").batch
 
 
 def random_codes(*shape: int, seed: int) -> torch.Tensor:
@@ -110,9 +87,14 @@ class SliceCache:
         self, model: SliceModel, mode: Mode, batch: int, seq_len: int, factor: float, device: str
     ) -> None:
         self.model, self.mode, self.device = model, mode, device
-        self.workload = make_workload(model, seq_len, factor, device)
-        self.manager = KvCacheManager(self._config(batch))
-        self.batch = self.manager.create_batch(batch, self.workload.max_units)
+        self.sizes = Budget(model, seq_len, factor, device)
+        if self.sizes.pool_quota(mode, batch) == 0:
+            raise InvalidArgument(
+                f"[SliceCache] batch must fit into the slice's budget of {model.budget} B, at most "
+                f"{self.sizes.largest_batch(mode)} requests of {seq_len} tokens, got {batch}"
+            )
+        self.manager = KvCacheManager(self.sizes.config(mode, batch))
+        self.batch = self.manager.create_batch(batch, self.sizes.max_units)
         self._tables = from_dlpack(self.batch.page_tables)
         self._caches: list[KvCache] = []
         self.rows: list[int] = []
@@ -155,7 +137,7 @@ class SliceCache:
             If one does not fit, which the planner would have to know.
         """
         for number, tokens in enumerate(prompts):
-            cache = self.manager.create_kv_cache(self.workload.max_units)
+            cache = self.manager.create_kv_cache(self.sizes.max_units)
             self._caches.append(cache)
             # Computed at once: windows of DeepSeek-V4 need their last pages alone.
             if not (cache.resume(self.stream) and cache.resize(tokens, tokens, self.stream)):
@@ -205,28 +187,6 @@ class SliceCache:
             raise RuntimeError(f"[SliceCache] the device reported {errors}")
 
     # --- parts ---
-
-    def _config(self, batch: int) -> KvCacheManagerConfig:
-        work, offload = self.workload, self.offloaded
-        sizing = size_device(work, self.model.budget, batch, offload=offload)
-        if not sizing.fits:
-            raise InvalidArgument(
-                f"[SliceCache] batch must fit into the slice's budget of {self.model.budget} B, "
-                f"got {batch} requests of {work.max_seq_len} tokens, {self.mode}"
-            )
-        constraints = [work.decode_step(1, work.max_seq_len), work.usual_step(batch)]
-        if offload:
-            pages = batch * work.pages(work.max_seq_len)
-            return work.manager_config(
-                batch, pages, gpu_quota=sizing.pool_quota, constraints=constraints
-            )
-        return KvCacheManagerConfig(
-            dense_layers=work.pool_layers(offload=False),
-            gpu_quota=sizing.pool_quota,
-            constraints=constraints,
-            max_new_units=work.max_seq_len,
-            **work.storage_fields(),
-        )
 
     def _find_dense(self) -> None:
         geometry, tokens = self.model.geometry, self.model.tokens_per_block
@@ -280,8 +240,7 @@ class SliceCache:
         buffer.pages.copy_(page.to(self.device).expand(buffer.pages.shape))
 
     def _make_patterns(self) -> list[torch.Tensor]:
-        work = self.workload
-        rows = _PATTERN + work.pages(work.max_seq_len) * work.units_per_page
+        rows = _PATTERN + self.sizes.pages * self.model.units_per_page
         patterns = [
             random_codes(rows, len(group) * self.unit_bytes, seed=2 + g)
             for g, group in enumerate(self.model.geometry.groups)

@@ -83,7 +83,7 @@ class Forward:
         self.misses = torch.zeros((groups, bucket), dtype=torch.int32, device=device)
         self.kept: list[list[torch.Tensor]] | None = None
         self.output = torch.empty(0)
-        units = cache.workload.max_units
+        units = cache.sizes.max_units
         self._scores = torch.full((bucket, units), -torch.inf, device=device)
         self._best = torch.empty((bucket, k), dtype=torch.int32, device=device)
         self._flags = torch.zeros(1, dtype=torch.bool, device=device)
@@ -170,7 +170,7 @@ class Forward:
         window = (tokens - 1 - last).clamp(min=-1)
         part.places["window"] = device_ops.look_up(window, cache.windows[0], part.rows)
         entries = torch.arange(
-            cache.workload.max_seq_len // 128 + 1, device=tokens.device, dtype=torch.int32
+            cache.sizes.seq_len // 128 + 1, device=tokens.device, dtype=torch.int32
         )
         entries = torch.where(entries < tokens // 128, entries, -1)
         dense = next(iter(cache.entries128.values()))

@@ -17,7 +17,6 @@ from benchmarks.decode_slice.clock import Clock, EventClock, WallClock
 from benchmarks.decode_slice.forward import Forward, Overlap
 from benchmarks.decode_slice.weights import Weights
 from benchmarks.traces import PRESETS, DriftTraces
-from sparse_kvcm.decode_worker import batch_buckets, bucket_for
 from sparse_kvcm.ops import host_row
 
 EAGER_STEPS = 2  # kernels are compiled in them
@@ -54,6 +53,14 @@ class Run:
         return self.warm_up + self.steps + PHASE_STEPS
 
 
+def bucket_of(n: int, most: int) -> int:
+    """Rows of the graph that runs n requests: as `sparse_kvcm.decode_worker.batch_buckets`."""
+    bucket = 1
+    while bucket < n:
+        bucket += max(8, (1 << (bucket.bit_length() - 1)) // 8) if bucket >= 8 else bucket
+    return min(bucket, most)
+
+
 class Inputs:
     """What steps are fed with, on the device: tokens, lengths and selections of all steps."""
 
@@ -73,7 +80,7 @@ class Inputs:
             (total, groups, bucket, k), -1, dtype=torch.int32, device=device
         )
         traces = DriftTraces(
-            PRESETS[run.trace], groups * n, cache.workload.max_units, k, run.seed, device
+            PRESETS[run.trace], groups * n, cache.sizes.max_units, k, run.seed, device
         )
         for step in range(total):
             lengths = (self.tokens[step, :n] // per_unit).long().repeat(groups)
@@ -103,7 +110,7 @@ class Point:
         self._cache, self._run, self._n = cache, run, n
         per_unit = cache.model.geometry.tokens_per_unit
         cache.admit([run.prompt - number % per_unit for number in range(n)])
-        self.bucket = bucket_for(n, batch_buckets(cache.max_rows))
+        self.bucket = bucket_of(n, cache.max_rows)
         self.forward = Forward(cache, weights, self.bucket, run.overlap)
         self.forward.rows[:n] = torch.tensor(cache.rows, dtype=torch.int32).to(cache.device)
         self.inputs = Inputs(cache, run, self.bucket)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.decode_slice.clock import PHASES
-from sparse_kvcm.planner import LOCALITIES
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from run_bench import print_table
 
 KEY = ("model", "layers", "prompt", "mode", "batch", "factor", "overlap", "trace", "experts")
 # The planner's curve for each trace, where there is one.
@@ -53,6 +53,10 @@ def predict(record: Record, records: list[Record]) -> None:
         and all(one[name] == record[name] for name in ("model", "layers", "prompt", "experts"))
     )
     if record["mode"] != "offloaded" or curve is None or not link or not resident:
+        return
+    try:
+        from sparse_kvcm.planner import LOCALITIES
+    except ImportError:  # pydantic is not there; merging the file elsewhere adds what lacks
         return
     if record["units"] > record["lease_slots"]:
         share = LOCALITIES[curve].miss_share(record["factor"])
@@ -101,17 +105,20 @@ def peaks(records: list[Record]) -> list[Record]:
 
 def show(records: Iterable[Record]) -> None:
     """Print a row per run."""
-    columns = ("model", "prompt", "mode", "m", "overlap", "batch", "tokens/s", "ms", "p99", "host")
-    table = Table(*columns, *PHASES, "hits %", "GB/s", "link %", "plan ms", title="one slice, ms")
+    times = ("step", "p99", "host", *PHASES)
+    columns = ("run", "batch", "tokens/s", *times, "hit %", "GB/s", "link %", "plan")
+    rows = []
     for one in records:
-        phases = [f"{one['phases_ms'].get(name, 0):.2f}" for name in PHASES]
+        run = f"{one['model']} {one['prompt'] // 1024}K {one['mode']}"
+        if one["mode"] == "offloaded":
+            run += f" {one['factor']:g} {one['overlap']}"
         share = one.get("link_share")
-        table.add_row(
-            one["model"], str(one["prompt"]), one["mode"], f"{one['factor']:g}", one["overlap"],
-            str(one["batch"]), f"{one['tokens_per_s']:.0f}", f"{one['step_ms']:.2f}",
-            f"{one['step_ms_p99']:.2f}", f"{one['host_ms']:.2f}", *phases,
+        rows.append([
+            run, str(one["batch"]), f"{one['tokens_per_s']:.0f}", f"{one['step_ms']:.2f}",
+            f"{one['step_ms_p99']:.2f}", f"{one['host_ms']:.2f}",
+            *(f"{one['phases_ms'].get(name, 0):.2f}" for name in PHASES),
             f"{100 * one['hit_rate']:.1f}", f"{one.get('fetch_gb_s', 0):.1f}",
             "-" if share is None else f"{100 * share:.0f}",
             f"{one['predicted']['step_ms']:.2f}" if "predicted" in one else "-",
-        )  # fmt: skip
-    Console(width=220).print(table)
+        ])  # fmt: skip
+    print_table(columns, rows, "steps of a slice, ms")

@@ -19,6 +19,7 @@ import sparse_kvcm as kvcm  # noqa: E402
 from benchmarks.decode_slice import __main__ as command  # noqa: E402
 from benchmarks.decode_slice import measure, report  # noqa: E402
 from benchmarks.decode_slice.attention import merge  # noqa: E402
+from benchmarks.decode_slice.budget import Budget  # noqa: E402
 from benchmarks.decode_slice.cache import SliceCache  # noqa: E402
 from benchmarks.decode_slice.clock import Clock  # noqa: E402
 from benchmarks.decode_slice.measure import Run  # noqa: E402
@@ -95,7 +96,7 @@ def test_requests_as_long_as_a_lease_never_fetch() -> None:
     model = make_slice("tiny")
     run = command.make_run(model, options)
     cache = SliceCache(model, "offloaded", 2, run.prompt + 40, 2.0, "cpu")
-    assert run.prompt + 40 == cache.workload.cached_slots + cache.workload.window_slots
+    assert run.prompt + 40 == cache.sizes.lease_slots
     record = measure.run_point(cache, Weights(model, "cpu", "bf16"), 2, run)
     assert record["misses_per_step"] == 0
     assert record["hit_rate"] == 1
@@ -179,7 +180,37 @@ def test_layers_that_are_no_whole_groups_are_refused() -> None:
     assert make_slice("v4-flash").geometry.compress_ratios == (4, 128) * 6
 
 
+@pytest.mark.parametrize("name", ["glm-5.2", "v32", "v4-flash"])
+@pytest.mark.parametrize(("prompt", "factor"), [(32_768, 2.0), (131_072, 4.0)])
+def test_a_budget_holds_what_the_planner_says(name: str, prompt: int, factor: float) -> None:
+    """But for buffers of an engine that the planner counts, 0.3 % of a request."""
+    pytest.importorskip("pydantic")
+    from sparse_kvcm.sizing.capacity import find_capacity
+    from sparse_kvcm.sizing.workload import Workload
+
+    model = make_slice(name)
+    budget = Budget(model, prompt + 160, factor, "cpu")
+    workload = Workload(
+        model.geometry, prompt + 160, "fp8", tokens_per_block=model.tokens_per_block,
+        gpu_cache_factor=factor,
+    )  # fmt: skip
+    for mode in ("resident", "offloaded"):
+        planned = find_capacity(workload, model.budget, offload=mode == "offloaded").batch
+        got = budget.largest_batch(mode)
+        assert planned <= got <= planned + 1 + planned // 300
+
+
+def test_buckets_are_those_of_a_worker() -> None:
+    pytest.importorskip("pydantic")
+    from sparse_kvcm.decode_worker import batch_buckets, bucket_for
+
+    for most in (1, 5, 8, 100, 1314):
+        for n in range(1, most + 1):
+            assert measure.bucket_of(n, most) == bucket_for(n, batch_buckets(most))
+
+
 def test_the_planner_is_asked_with_the_resident_step_of_the_same_batch() -> None:
+    pytest.importorskip("pydantic")
     common = {"model": "glm-5.2", "layers": 8, "prompt": 1, "experts": "e", "trace": "glm51",
               "factor": 2.0, "units": 9000, "lease_slots": 4160, "row_bytes": 4608, "top_k": 2048,
               "link_gb_s": 50.0}  # fmt: skip
