@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState
+from sparse_kvcm._core import InvalidArgument, InvalidState, KvCacheManager, Storage
+from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.manager import RequestManager
+from sparse_kvcm.adapter.page_store import PageStore
+from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.deepseek_v4 import indices
 from sparse_kvcm.deepseek_v4.access import Access
 from sparse_kvcm.deepseek_v4.choice import refuse
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import DeepseekV4History, check_history, first_item
 from sparse_kvcm.deepseek_v4.indices import AttentionIndices
-from sparse_kvcm.deepseek_v4.offload_store import OffloadStore, check_unseated
-from sparse_kvcm.deepseek_v4.resident_store import ResidentStore
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step, StepMemory
-from sparse_kvcm.deepseek_v4.store import Store
 from sparse_kvcm.dsa.choice import ManagerFeatures
-from sparse_kvcm.dsa.streams import current_stream
 from sparse_kvcm.models import AttentionType
 from sparse_kvcm.ops import ResolveOutputs
-from sparse_kvcm.step import StepRequest, prepare
+from sparse_kvcm.step import PreparedStep
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +27,14 @@ if TYPE_CHECKING:
 ALL = slice(None)
 
 
-class DeepseekV4CacheManager:
+class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
     """Windows, compressor states, entries and index keys of a DeepSeek-V4.
 
     With `offload` entries of ratio 4 live on the host and everything else on the GPU, and a worker
     decodes only. Without, everything is on the GPU and prompts may be computed in steps.
 
     A step is `prepare_step`; per layer what it writes, then `select` at ratio 4, then what it
-    reads; then `end_step`. A forward that fails needs no call: the next `prepare_step`, or
-    `abort_step`, drops all that it began. One thread at a time.
+    reads; then `end_step`. See `RequestManager` for requests and for a forward that fails.
 
     Most calls take `at`: the queries they are for, all of them by default. A row is selected for
     once per step and layer, so an engine may run its requests in several forwards of one step;
@@ -58,34 +56,32 @@ class DeepseekV4CacheManager:
         self, config: DeepseekV4CacheConfig, features: ManagerFeatures | None = None
     ) -> None:
         refuse(features or ManagerFeatures())
+        from torch.utils.dlpack import from_dlpack
+
         self.config = config
         self.store: Store
         arenas = {}
         if config.offload is None:
-            self.store = ResidentStore(config)
+            self.store = PageStore(
+                Storage(config.resident_storage()), config.max_batch_size, config.max_seq_len
+            )
         else:
-            self.store = OffloadStore(config, config.offload)
-            arenas = self.store.arenas
+            manager = KvCacheManager(config.offload_manager(config.offload))
+            # Rows of padding, and those whose entry is not whole, write somewhere: no branch.
+            batch = manager.create_batch(
+                config.max_batch_size,
+                config.units(config.max_seq_len),
+                no_write_slot=manager.trash_slot,
+            )
+            self.store = BatchStore(manager, batch, config.max_seq_len)
+            arenas = {layer: from_dlpack(manager.arena(layer)) for layer in manager.layers}
         self.access = Access(self.store.storage, config, arenas)
         self._memory = StepMemory(
             self.access.layer_groups, config.max_batch_size, config.max_pages, config.device
         )
-        self._step: DeepseekV4Step | None = None
         self._resolved: dict[int, ResolveOutputs] = {}
 
     # --- requests ---
-
-    def add_request(self, request_id: int, max_tokens: int) -> None:
-        """Make a request that will have at most so many tokens.
-
-        Raises
-        ------
-        InvalidArgument
-            For an id in use, or more tokens than max_seq_len.
-        OutOfPages
-            If there is no room for it; it is unknown then.
-        """
-        self.store.add(request_id, max_tokens)
 
     def import_history(self, request_id: int, history: DeepseekV4History) -> None:
         """Give an empty request what was computed elsewhere.
@@ -99,102 +95,23 @@ class DeepseekV4CacheManager:
         OutOfPages
             If there is no room; the request stays empty.
         """
-        self._check_known("import_history", request_id)
-        check_unseated(self.store, request_id)
+        tokens = self._check_known("import_history", request_id)
+        if tokens or self.store.row_of(request_id) is not None:
+            raise InvalidState(
+                f"[import_history] request {request_id} must be empty: windows and compressor "
+                "states come whole, so a history is imported once"
+            )
         if self._step is not None:
             raise InvalidState("[import_history] a step is open; end or abort it first")
-        geometry = self.config.geometry
-        check_history(geometry, history)
-        host = {
-            layer: self.access.host_rows(history.items[layer, AttentionType.COMPRESS])
-            for layer in self.access.arenas
-        }
-        has_units = history.tokens >= geometry.tokens_per_unit
-        self.store.fill(request_id, history.tokens, host if has_units else None)
-        for (layer, kind), rows in history.items.items():
-            if kind is AttentionType.COMPRESS and layer in self.access.arenas:
-                continue
-            group = self.access.layer_group(layer, kind)
-            ratio = geometry.compress_ratios[layer]
-            begin = first_item(history.tokens, ratio, kind, len(rows))
-            self.access.import_items(
-                layer, kind, self.store.page_indices(request_id, group), begin, rows
-            )
-
-    def free_request(self, request_id: int) -> None:
-        """End a request. What it had is reused once an open step no longer reads it."""
-        self._check_known("free_request", request_id)
-        self.store.free(request_id)
-
-    def suspend_request(self, request_id: int) -> None:
-        """Give a request's row back, and with `offload` its lease and GPU pages.
-
-        Raises
-        ------
-        InvalidState
-            In an open step.
-        OutOfPages
-            If there is no room for what it leaves; it stays as it was.
-        """
-        self._check_known("suspend_request", request_id)
-        self.store.suspend(request_id)
-
-    def resume_request(self, request_id: int) -> None:
-        """Make a suspended request ready for `prepare_step`.
-
-        Raises
-        ------
-        OutOfPages
-            If there is no room; it stays suspended.
-        """
-        self._check_known("resume_request", request_id)
-        self.store.resume(request_id)
-
-    def frontier(self, request_id: int) -> int | None:
-        """Tokens that the manager has of a request; None for one that it does not know."""
-        return self.store.frontier(request_id)
+        check_history(self.config.geometry, history)
+        self.store.take(request_id, history.tokens, history.tokens)
+        try:
+            self._import_items(request_id, history)
+        except BaseException:
+            self.store.empty(request_id)  # history cannot go back
+            raise
 
     # --- one step ---
-
-    def prepare_step(
-        self, requests: Iterable[StepRequest], *, padded_size: int | None = None
-    ) -> DeepseekV4Step:
-        """Open a step and return its index tensors, in the order in which the forward runs it.
-
-        Parameters
-        ----------
-        requests : iterable of StepRequest
-            In any order; see `sparse_kvcm.step.prepare`, which also lists what is raised.
-        padded_size : int, optional
-            Rows of the graph that runs it.
-        """
-        self.store.check_late_errors()
-        self._forget()
-        prepared = prepare(
-            self.store, requests, padded_size=padded_size, decode_only=self.store.decodes_only
-        )
-        try:
-            self._step = self._memory.make(prepared, self.store)
-        except BaseException:
-            self.abort_step()
-            raise
-        return self._step
-
-    def end_step(self) -> None:
-        """Make the step's tokens real. Who still reads is waited for before memory is reused."""
-        prepared = self._open("end_step").prepared
-        self.store.commit(prepared.rows, prepared.requests)
-        self._forget()
-
-    def abort_step(self) -> None:
-        """Drop the step: every request is as it was before. No-op without one."""
-        self._forget()
-        self.store.abort_open_step()
-
-    @property
-    def step(self) -> DeepseekV4Step | None:
-        """The step that is open."""
-        return self._step
 
     def select(self, layer: int, selection: torch.Tensor, at: At = ALL) -> torch.Tensor:
         """Find the entries that a layer's indexer selected; offloaded ones are fetched.
@@ -222,18 +139,14 @@ class DeepseekV4CacheManager:
                 f"{self.config.geometry.history_layers}, got {layer}"
             )
         places = step.query_places[at]
-        if not isinstance(self.store, OffloadStore):
+        if not isinstance(self.store, BatchStore):
             rows_per_page = self.config.units_per_page
             table = self.access.table(step, layer, AttentionType.COMPRESS)[places]
             return indices.global_indices(table, selection, rows_per_page)
         k, rows = selection.shape[1], step.rows[places].contiguous()
         if k == 0:  # no entry yet: every layer resolves in every step
             selection = selection.new_full((len(selection), 1), -1)
-        stream = current_stream(self.config.device)
-        batch = self.store.batch
-        out = batch.resolve(group, rows, selection.contiguous(), stream=stream)
-        batch.fetch(group, rows, out, stream=stream)
-        self._resolved[layer] = out
+        out = self._resolved[layer] = self.store.select(group, rows, selection.contiguous())
         found: torch.Tensor = from_dlpack(out.slots)
         return found[:, :k]
 
@@ -348,17 +261,27 @@ class DeepseekV4CacheManager:
 
     # --- parts ---
 
-    def _forget(self) -> None:
-        self._step = None
+    def _make_step(self, prepared: PreparedStep) -> DeepseekV4Step:
+        return self._memory.make(prepared, self.store)
+
+    def _forget_selections(self) -> None:
         self._resolved.clear()
 
-    def _open(self, function: str) -> DeepseekV4Step:
-        if self._step is None:
-            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-        return self._step
-
-    def _check_known(self, function: str, request_id: int) -> None:
-        if self.store.frontier(request_id) is None:
-            raise InvalidArgument(
-                f"[{function}] request_id must be one of the manager's, got {request_id}"
+    def _import_items(self, request_id: int, history: DeepseekV4History) -> None:
+        """Write them to the pages that the request has for them, or append them on the host."""
+        geometry = self.config.geometry
+        if isinstance(self.store, BatchStore) and history.tokens >= geometry.tokens_per_unit:
+            units = {
+                layer: self.access.host_rows(history.items[layer, AttentionType.COMPRESS])
+                for layer in self.access.arenas
+            }
+            self.store.import_units(request_id, units)
+        for (layer, kind), rows in history.items.items():
+            if kind is AttentionType.COMPRESS and layer in self.access.arenas:
+                continue
+            group = self.access.layer_group(layer, kind)
+            ratio = geometry.compress_ratios[layer]
+            begin = first_item(history.tokens, ratio, kind, len(rows))
+            self.access.import_items(
+                layer, kind, self.store.page_indices(request_id, group), begin, rows
             )

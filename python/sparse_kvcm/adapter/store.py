@@ -1,0 +1,115 @@
+"""Where the pages of requests are and who has a row: what a manager of a model stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from sparse_kvcm._core import InvalidArgument, OutOfPages, PageRange, Storage
+from sparse_kvcm.step import StepBackend
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class Store(StepBackend, Protocol):
+    """Requests, their pages and their rows; the `StepBackend` of a manager's steps.
+
+    Who calls has checked that a request is known, `add` apart.
+
+    Attributes
+    ----------
+    storage : Storage
+        Of all layers, those on the host included.
+    """
+
+    storage: Storage
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether prompts cannot be computed in steps."""
+
+    # --- requests ---
+
+    def add(self, request_id: int, max_tokens: int) -> None:
+        """Make a request.
+
+        Raises
+        ------
+        InvalidArgument
+            For an id in use, or more tokens than there may be.
+        OutOfPages
+            If there is no room; it is unknown then.
+        """
+
+    def take(self, request_id: int, capacity: int, history: int) -> None:
+        """Give an import its pages: room for `capacity` tokens, `history` of which are computed.
+
+        Raises
+        ------
+        OutOfPages
+            If there is no room; the request is as it was.
+        """
+
+    def give_back(self, request_id: int) -> None:
+        """The import did not happen: pages beyond its computed tokens go back."""
+
+    def empty(self, request_id: int) -> None:
+        """Make a request without a row anew: it has no tokens."""
+
+    def free(self, request_id: int) -> None:
+        """End a request; what it had is reused once an open step no longer reads it."""
+
+    def suspend(self, request_id: int) -> None:
+        """Give its row back, and what is kept for requests with a row.
+
+        Raises
+        ------
+        InvalidState
+            In an open step.
+        OutOfPages
+            If there is no room for what it leaves; it stays as it was.
+        """
+
+    def resume(self, request_id: int) -> None:
+        """Make it ready for a row.
+
+        Raises
+        ------
+        OutOfPages
+            If there is no room; it stays suspended.
+        """
+
+    def page_indices(self, request_id: int, layer_group: int) -> np.ndarray:
+        """Slots of its pages in a layer group, int32 ``[pages]``; -1 = none."""
+
+    # --- steps, beside `StepBackend` ---
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """End the open step: what it added to these rows is real."""
+
+    def base_tables(self, layer_group: int) -> torch.Tensor:
+        """Slots by row, int32 ``[max_rows, max_pages]``, on any device."""
+
+    def scratch(self, request_id: int, layer_group: int) -> tuple[PageRange, np.ndarray]:
+        """Scratch pages of the open step, and their slots; none where the range is empty."""
+
+    def check_late_errors(self) -> None:
+        """Raise what the device reported after the last step."""
+
+
+def check_new(store: Store, request_id: int, max_tokens: int, most: int) -> None:
+    """Refuse a request that cannot be; see `Store.add`."""
+    if store.frontier(request_id) is not None:
+        raise InvalidArgument(f"[add_request] request_id {request_id} must be a new one")
+    if not 1 <= max_tokens <= most:
+        raise InvalidArgument(f"[add_request] max_tokens must be in [1, {most}], got {max_tokens}")
+
+
+def no_room(request_id: int, tokens: int, most: int) -> OutOfPages:
+    """What `Store.take` raises."""
+    return OutOfPages(
+        f"[import_history] no room for {tokens} tokens of request {request_id}, at most {most}; "
+        "free or suspend a request and try again"
+    )
