@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Store(StepBackend, Protocol):
     """Requests, their pages and their rows; the `StepBackend` of a manager's steps.
 
-    Who calls has checked that a request is known, `add` apart.
+    Who calls has checked that a request is known. `adapter.manager` says what calls of requests mean.
 
     Attributes
     ----------
@@ -33,15 +33,7 @@ class Store(StepBackend, Protocol):
     # --- requests ---
 
     def add(self, request_id: int, max_tokens: int) -> None:
-        """Make a request.
-
-        Raises
-        ------
-        InvalidArgument
-            For an id in use, or more tokens than there may be.
-        OutOfPages
-            If there is no room; it is unknown then.
-        """
+        """As `RequestManager.add_request`."""
 
     def take(self, request_id: int, capacity: int, history: int) -> None:
         """Give an import its pages: room for `capacity` tokens, `history` of which are computed.
@@ -59,27 +51,13 @@ class Store(StepBackend, Protocol):
         """Make a request without a row anew: it has no tokens."""
 
     def free(self, request_id: int) -> None:
-        """End a request; what it had is reused once an open step no longer reads it."""
+        """As `RequestManager.free_request`."""
 
     def suspend(self, request_id: int) -> None:
-        """Give its row back, and what is kept for requests with a row.
-
-        Raises
-        ------
-        InvalidState
-            In an open step.
-        OutOfPages
-            If there is no room for what it leaves; it stays as it was.
-        """
+        """As `RequestManager.suspend_request`."""
 
     def resume(self, request_id: int) -> None:
-        """Make it ready for a row.
-
-        Raises
-        ------
-        OutOfPages
-            If there is no room; it stays suspended.
-        """
+        """As `RequestManager.resume_request`."""
 
     def page_indices(self, request_id: int, layer_group: int) -> np.ndarray:
         """Slots of its pages in a layer group, int32 ``[pages]``; -1 = none."""
