@@ -29,6 +29,7 @@ collect_ignore_glob = (
             "cli",
             "config",
             "decode_worker",
+            "factory*",
             "memory_limits",
             "models",
             "planner",

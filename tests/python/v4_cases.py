@@ -213,8 +213,18 @@ class Run:
     """Requests of one manager through steps."""
 
     def __init__(self, offloads: bool, seed: int = 0, **changes: Any) -> None:
-        self.manager = manager(offloads, **changes)
-        self.reader = Reader(self.manager, np.random.default_rng(seed))
+        self._serve(manager(offloads, **changes), seed)
+
+    @classmethod
+    def of(cls, made: DeepseekV4CacheManager) -> Run:
+        """One of a manager that is there."""
+        run = cls.__new__(cls)
+        run._serve(made, 0)
+        return run
+
+    def _serve(self, made: DeepseekV4CacheManager, seed: int) -> None:
+        self.manager = made
+        self.reader = Reader(made, np.random.default_rng(seed))
         self.lengths: dict[int, int] = {}
 
     def add(self, request: int, prompt: int, most: int = 900) -> None:
