@@ -40,7 +40,6 @@ _FAMILIES: dict[type[ModelGeometry], str] = {
     DsaGeometry: "DSA",
     DeepSeekV4Geometry: "DeepSeek-V4",
 }
-Model = str | Path | Mapping[str, Any] | DsaGeometry
 
 
 def create_dsa_manager(

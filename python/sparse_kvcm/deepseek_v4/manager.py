@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.deepseek_v4 import indices
 from sparse_kvcm.deepseek_v4.access import Access
+from sparse_kvcm.deepseek_v4.arguments import FULL, Arguments, check_at, check_history, check_int
 from sparse_kvcm.deepseek_v4.choice import refuse
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
-from sparse_kvcm.deepseek_v4.history import DeepseekV4History, check_history, first_item
+from sparse_kvcm.deepseek_v4.history import DeepseekV4History, first_item
 from sparse_kvcm.deepseek_v4.indices import AttentionIndices
 from sparse_kvcm.deepseek_v4.offload_store import OffloadStore, check_unseated
 from sparse_kvcm.deepseek_v4.resident_store import ResidentStore
@@ -19,6 +20,7 @@ from sparse_kvcm.deepseek_v4.store import Store
 from sparse_kvcm.dsa.choice import ManagerFeatures
 from sparse_kvcm.dsa.streams import current_stream
 from sparse_kvcm.models import AttentionType
+from sparse_kvcm.models.attention_types import STATES
 from sparse_kvcm.ops import ResolveOutputs
 from sparse_kvcm.step import StepRequest, prepare
 
@@ -70,8 +72,9 @@ class DeepseekV4CacheManager:
         self._memory = StepMemory(
             self.access.layer_groups, config.max_batch_size, config.max_pages, config.device
         )
+        self._arguments = Arguments(config)
         self._step: DeepseekV4Step | None = None
-        self._resolved: dict[int, ResolveOutputs] = {}
+        self._resolved: dict[int, tuple[At, ResolveOutputs]] = {}
 
     # --- requests ---
 
@@ -85,6 +88,8 @@ class DeepseekV4CacheManager:
         OutOfPages
             If there is no room for it; it is unknown then.
         """
+        check_int("add_request", "request_id", request_id)
+        check_int("add_request", "max_tokens", max_tokens, 1, self.config.max_seq_len)
         self.store.add(request_id, max_tokens)
 
     def import_history(self, request_id: int, history: DeepseekV4History) -> None:
@@ -93,7 +98,7 @@ class DeepseekV4CacheManager:
         Raises
         ------
         InvalidArgument
-            If it is not whole.
+            If it is not whole, or longer than the request may get.
         InvalidState
             If the request has tokens, or a row.
         OutOfPages
@@ -103,23 +108,18 @@ class DeepseekV4CacheManager:
         check_unseated(self.store, request_id)
         if self._step is not None:
             raise InvalidState("[import_history] a step is open; end or abort it first")
-        geometry = self.config.geometry
-        check_history(geometry, history)
+        check_history(self.config.geometry, history, self.store.max_tokens(request_id))
         host = {
             layer: self.access.host_rows(history.items[layer, AttentionType.COMPRESS])
             for layer in self.access.arenas
         }
-        has_units = history.tokens >= geometry.tokens_per_unit
+        has_units = history.tokens >= self.config.geometry.tokens_per_unit
         self.store.fill(request_id, history.tokens, host if has_units else None)
-        for (layer, kind), rows in history.items.items():
-            if kind is AttentionType.COMPRESS and layer in self.access.arenas:
-                continue
-            group = self.access.layer_group(layer, kind)
-            ratio = geometry.compress_ratios[layer]
-            begin = first_item(history.tokens, ratio, kind, len(rows))
-            self.access.import_items(
-                layer, kind, self.store.page_indices(request_id, group), begin, rows
-            )
+        try:
+            self._import(request_id, history)
+        except BaseException:
+            self.store.renew(request_id)
+            raise
 
     def free_request(self, request_id: int) -> None:
         """End a request. What it had is reused once an open step no longer reads it."""
@@ -214,36 +214,35 @@ class DeepseekV4CacheManager:
         """
         from torch.utils.dlpack import from_dlpack
 
-        step = self._open("select")
-        group = self.config.geometry.selection_group_of.get(layer)
-        if group is None:
-            raise InvalidArgument(
-                f"[select] layer must have an indexer, one of "
-                f"{self.config.geometry.history_layers}, got {layer}"
-            )
+        step = self._open("select", at)
         places = step.query_places[at]
+        self._arguments.selection(layer, selection, len(places))
         if not isinstance(self.store, OffloadStore):
             rows_per_page = self.config.units_per_page
             table = self.access.table(step, layer, AttentionType.COMPRESS)[places]
-            return indices.global_indices(table, selection, rows_per_page)
+            whole = indices.num_entries(step.query_lengths[at], 4)[:, None]
+            there = selection.masked_fill(selection >= whole, -1)
+            return indices.global_indices(table, there, rows_per_page)
         k, rows = selection.shape[1], step.rows[places].contiguous()
         if k == 0:  # no entry yet: every layer resolves in every step
             selection = selection.new_full((len(selection), 1), -1)
         stream = current_stream(self.config.device)
-        batch = self.store.batch
+        batch, group = self.store.batch, self.config.geometry.selection_group_of[layer]
         out = batch.resolve(group, rows, selection.contiguous(), stream=stream)
         batch.fetch(group, rows, out, stream=stream)
-        self._resolved[layer] = out
+        self._resolved[layer] = at, out
         found: torch.Tensor = from_dlpack(out.slots)
         return found[:, :k]
 
     def resolved(self, layer: int) -> ResolveOutputs:
         """What the last `select` of an offloaded layer wrote: slots, counts, errors."""
+        self._arguments.layer("resolved", layer, AttentionType.INDEXER_COMPRESS)
         if layer not in self._resolved:
-            raise InvalidState(
-                f"[{type(self).__name__}] layer {layer} needs a selection first; call select"
-            )
-        return self._resolved[layer]
+            lacks = "needs a selection first; call select"
+            if self.config.offload is None:
+                lacks = "is on the GPU, and nothing is resolved"
+            raise InvalidState(f"[resolved] layer {layer} {lacks}")
+        return self._resolved[layer][1]
 
     def attention_indices(
         self, layer: int, selected: torch.Tensor | None = None, at: At = ALL
@@ -256,14 +255,10 @@ class DeepseekV4CacheManager:
         selected : torch.Tensor, int, shape (n, k), optional
             At ratio 4: the result of `select`. At ratio 128 all whole entries are read.
         """
-        ratio = self.config.geometry.compress_ratios[layer]
-        if (selected is not None) != (ratio == 4):
-            raise InvalidArgument(
-                f"[attention_indices] selected must be given at ratio 4 alone, layer {layer} has "
-                f"ratio {ratio}"
-            )
+        n = len(self._open("attention_indices", at).query_places[at])
+        self._arguments.selected(layer, selected, n)
         window = self.rows(layer, AttentionType.SWA, at)
-        if ratio == 128:
+        if self.config.geometry.compress_ratios[layer] == 128:
             selected = self.rows(layer, AttentionType.COMPRESS, at)
         return indices.join(window, selected)
 
@@ -279,14 +274,17 @@ class DeepseekV4CacheManager:
         width : int, optional
             Columns; None: what the longest request may need.
         """
-        step = self._open("rows")
-        ratio = self.config.geometry.compress_ratios[layer]
+        step, geometry = self._open("rows", at), self.config.geometry
+        self._arguments.layer("rows", layer, kind, (AttentionType.SWA, *FULL))
+        ratio, is_window = geometry.compress_ratios[layer], kind is AttentionType.SWA
+        most = geometry.sliding_window if is_window else self.config.max_seq_len // ratio
+        width = most if width is None else width
+        check_int("rows", "width", width, 0, most)
         lengths = step.query_lengths[at]
-        if kind is AttentionType.SWA:
-            local = indices.window_positions(lengths, width or self.config.geometry.sliding_window)
+        if is_window:
+            local = indices.window_positions(lengths, width)
         else:
-            most = self.config.max_seq_len // ratio if width is None else width
-            local = indices.all_entries(lengths, ratio, most)
+            local = indices.all_entries(lengths, ratio, width)
         table = self.access.table(step, layer, kind)[step.query_places[at]]
         per_page = self.access.layout(layer, kind).items_per_page
         return indices.global_indices(table, local, per_page)
@@ -294,12 +292,14 @@ class DeepseekV4CacheManager:
     def read(self, layer: int, kind: AttentionType, rows: torch.Tensor) -> torch.Tensor:
         """Read elements at rows of `get_buffers`: float32 ``[..., width]``, zeros at -1."""
         self._open("read")
+        self._arguments.rows(layer, kind, rows)
         return self.access.read(layer, kind, rows)
 
     def write_window(self, layer: int, values: torch.Tensor, at: At = ALL) -> None:
         """Write each query's key and value in one, float ``[n, head_dim]``."""
-        step = self._open("write_window")
+        step = self._open("write_window", at)
         items = step.query_lengths[at] - 1
+        self._arguments.values("write_window", layer, AttentionType.SWA, values, len(items))
         self.access.write(step, layer, AttentionType.SWA, step.query_places[at], items, values)
 
     def write_entries(
@@ -310,15 +310,21 @@ class DeepseekV4CacheManager:
         A row per query; those of queries that complete none are not looked at. Offloaded entries
         go to the slots that the layer's `select` gave, so it comes first.
         """
-        step = self._open("write_entries")
+        step = self._open("write_entries", at)
+        lengths = step.query_lengths[at]
+        self._arguments.values("write_entries", layer, kind, values, len(lengths), FULL)
         if kind is AttentionType.COMPRESS and layer in self.access.arenas:
             from torch.utils.dlpack import from_dlpack
 
             slots = from_dlpack(self.resolved(layer).write_slots)[:, 0]
+            if self._resolved[layer][0] != at:
+                raise InvalidArgument(
+                    f"[write_entries] at must be that of the layer's select, "
+                    f"{self._resolved[layer][0]}, got {at}"
+                )
             self.access.write_arena(layer, slots, values)
             return
         ratio = self.config.geometry.compress_ratios[layer]
-        lengths = step.query_lengths[at]
         whole = indices.completes_entry(lengths, ratio)
         items = (indices.num_entries(lengths, ratio) - 1).masked_fill(~whole, -1)
         self.access.write(step, layer, kind, step.query_places[at], items, values)
@@ -327,7 +333,10 @@ class DeepseekV4CacheManager:
         self, layer: int, kind: AttentionType, values: torch.Tensor, at: At = ALL
     ) -> None:
         """Write the newest m inputs of a compressor up to each query, float ``[n, m, width]``."""
-        self.access.write_states(self._open("write_states"), layer, kind, values, at)
+        step = self._open("write_states", at)
+        n = len(step.query_places[at])
+        self._arguments.values("write_states", layer, kind, values, n, STATES)
+        self.access.write_states(step, layer, kind, values, at)
 
     def read_states(
         self, layer: int, kind: AttentionType, count: int, skip: int = 0, at: At = ALL
@@ -336,7 +345,11 @@ class DeepseekV4CacheManager:
 
         The newest ones up to each query but for the newest `skip`; zeros before the first token.
         """
-        return self.access.read_states(self._open("read_states"), layer, kind, count, skip, at)
+        step = self._open("read_states", at)
+        self._arguments.layer("read_states", layer, kind, STATES)
+        check_int("read_states", "count", count)
+        check_int("read_states", "skip", skip)
+        return self.access.read_states(step, layer, kind, count, skip, at)
 
     def get_buffers(self, layer: int, kind: AttentionType) -> torch.Tensor:
         """A layer's pages of one type as kernels read them, uint8 ``[pages, page_bytes]``.
@@ -344,20 +357,35 @@ class DeepseekV4CacheManager:
         Without a copy. Of windows and states the pool, of full histories the layer's buffer, of
         offloaded entries the arena, whose last page may be written freely.
         """
+        self._arguments.layer("get_buffers", layer, kind)
         return self.access.buffers(layer, kind)[0][0]
 
     # --- parts ---
+
+    def _import(self, request_id: int, history: DeepseekV4History) -> None:
+        """Write all that lies on the GPU to its pages."""
+        for (layer, kind), rows in history.items.items():
+            if kind is AttentionType.COMPRESS and layer in self.access.arenas:
+                continue
+            group = self.access.layer_group(layer, kind)
+            ratio = self.config.geometry.compress_ratios[layer]
+            begin = first_item(history.tokens, ratio, kind, len(rows))
+            self.access.import_items(
+                layer, kind, self.store.page_indices(request_id, group), begin, rows
+            )
 
     def _forget(self) -> None:
         self._step = None
         self._resolved.clear()
 
-    def _open(self, function: str) -> DeepseekV4Step:
+    def _open(self, function: str, at: At = ALL) -> DeepseekV4Step:
         if self._step is None:
             raise InvalidState(f"[{function}] no step is open; call prepare_step first")
+        check_at(function, at, len(self._step.query_places))
         return self._step
 
     def _check_known(self, function: str, request_id: int) -> None:
+        check_int(function, "request_id", request_id)
         if self.store.frontier(request_id) is None:
             raise InvalidArgument(
                 f"[{function}] request_id must be one of the manager's, got {request_id}"

@@ -80,9 +80,18 @@ class OffloadStore(Store):
             if units:
                 cache.import_history(dict(units), self._stream)
         except BaseException:
-            cache.close()
-            self._caches[request_id] = self._make("import_history", cache.need)
+            self.renew(request_id)
             raise
+
+    def renew(self, request_id: int) -> None:
+        """See `Store`."""
+        cache = self._caches[request_id]
+        cache.close()
+        self._caches[request_id] = self._make("import_history", cache.need)
+
+    def max_tokens(self, request_id: int) -> int:
+        """See `Store`."""
+        return self._max_tokens[request_id]
 
     def free(self, request_id: int) -> None:
         """See `Store`."""

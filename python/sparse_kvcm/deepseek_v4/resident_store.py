@@ -31,6 +31,7 @@ class _Request:
     max_tokens: int
     history: int = 0
     row: int | None = None
+    suspended: bool = False
 
 
 class ResidentStore(Store):
@@ -70,6 +71,16 @@ class ResidentStore(Store):
         request.history = tokens
         self._note(request)
 
+    def renew(self, request_id: int) -> None:
+        """See `Store`."""
+        most = self._requests[request_id].max_tokens
+        self._requests[request_id].pages.close(self._stream)
+        self._requests[request_id] = _Request(self.storage.create_request_pages(most), most)
+
+    def max_tokens(self, request_id: int) -> int:
+        """See `Store`."""
+        return self._requests[request_id].max_tokens
+
     def free(self, request_id: int) -> None:
         """See `Store`."""
         if self._open:
@@ -84,9 +95,11 @@ class ResidentStore(Store):
         if self._open:
             raise InvalidState("[suspend_request] a step is open; end or abort it first")
         self.unseat(request_id)
+        self._requests[request_id].suspended = True
 
     def resume(self, request_id: int) -> None:
         """See `Store`."""
+        self._requests[request_id].suspended = False
 
     def page_indices(self, request_id: int, layer_group: int) -> np.ndarray:
         """See `Store`."""
@@ -121,6 +134,8 @@ class ResidentStore(Store):
 
     def seat(self, request_id: int) -> int:
         """See `Store`."""
+        if self._requests[request_id].suspended:
+            raise InvalidState(f"[prepare_step] request {request_id} is suspended; resume it first")
         if None not in self._seats:
             raise InvalidState(f"[prepare_step] no row is free for request {request_id}")
         row = self._seats.index(None)

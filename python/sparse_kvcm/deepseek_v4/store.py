@@ -41,6 +41,14 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def renew(self, request_id: int) -> None:
+        """Make it empty again, as `add` made it."""
+
+    @abstractmethod
+    def max_tokens(self, request_id: int) -> int:
+        """The most that it may have."""
+
+    @abstractmethod
     def free(self, request_id: int) -> None:
         """End a request; what it had is reused once an open step no longer reads it."""
 
