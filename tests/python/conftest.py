@@ -7,7 +7,9 @@ that those tests are left out. Where the package is installed it is there.
 from __future__ import annotations
 
 import importlib.util
+import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -29,6 +31,7 @@ collect_ignore_glob = (
             "cli",
             "config",
             "decode_worker",
+            "factory*",
             "memory_limits",
             "models",
             "planner",
@@ -45,3 +48,16 @@ def pytest_report_header() -> list[str]:
     return (
         [] if PLANS else ["no pydantic: the tests of configuration, sizing and plans are left out"]
     )
+
+
+@pytest.fixture
+def gpu() -> str:
+    """A GPU that the library and torch see, or a visible skip."""
+    import sparse_kvcm as kvcm
+
+    torch = pytest.importorskip("torch")
+    if kvcm.cuda_is_available() and torch.cuda.is_available():
+        return "cuda:0"
+    if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):
+        pytest.fail("SPARSE_KVCM_REQUIRE_CUDA is set and there is no GPU")
+    pytest.skip("no GPU")

@@ -128,8 +128,6 @@ class V4:
         found = {"rows": step.rows.clone(), "lengths": step.lengths.clone()}
         found |= {f"table {group}": one.clone() for group, one in step.tables.items()}
         self.run.reader.run()
-        b = len(self.lengths)
-        found |= {f"layer {layer}": rows[:b] for layer, rows in self.run.reader.selected.items()}
         self.manager.end_step()
         for request in self.lengths:
             self.lengths[request] += 1

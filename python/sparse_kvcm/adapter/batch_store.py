@@ -98,11 +98,15 @@ class BatchStore:
         cache = self._requests[request_id].cache
         cache.resize(cache.history_length, cache.history_length, self._stream)
 
-    def empty(self, request_id: int) -> None:
+    def renew(self, request_id: int) -> None:
         """See `Store`."""
         one = self._requests[request_id]
         one.cache.close()
         self._requests[request_id] = self._make("import_history", one.max_tokens)
+
+    def max_tokens(self, request_id: int) -> int:
+        """See `Store`."""
+        return self._requests[request_id].max_tokens
 
     def free(self, request_id: int) -> None:
         """See `Store`."""

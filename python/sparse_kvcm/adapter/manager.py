@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from sparse_kvcm._core import InvalidArgument, InvalidState
-from sparse_kvcm.adapter.store import Store
+from sparse_kvcm.adapter.store import Store, check_int
 from sparse_kvcm.step import PreparedStep, StepRequest, prepare
 
 
@@ -148,6 +148,7 @@ class RequestManager(ABC, Generic[StepT]):
 
     def _check_known(self, function: str, request_id: int) -> int:
         """Tokens of a request, which must be known."""
+        check_int(function, "request_id", request_id)
         frontier = self.store.frontier(request_id)
         if frontier is None:
             raise InvalidArgument(

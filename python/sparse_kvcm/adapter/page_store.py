@@ -22,6 +22,7 @@ class _Request:
     pages: RequestPages
     max_tokens: int
     row: int | None = None
+    suspended: bool = False
 
 
 class PageStore:
@@ -70,11 +71,15 @@ class PageStore:
         """See `Store`."""
         self._requests[request_id].pages.drop_step(self._stream)
 
-    def empty(self, request_id: int) -> None:
+    def renew(self, request_id: int) -> None:
         """See `Store`."""
         one = self._requests[request_id]
         one.pages.close(self._stream)
         one.pages = self.storage.create_request_pages(one.max_tokens)
+
+    def max_tokens(self, request_id: int) -> int:
+        """See `Store`."""
+        return self._requests[request_id].max_tokens
 
     def free(self, request_id: int) -> None:
         """See `Store`."""
@@ -89,9 +94,11 @@ class PageStore:
         if self._open:
             raise InvalidState("[suspend_request] a step is open; end or abort it first")
         self.unseat(request_id)
+        self._requests[request_id].suspended = True
 
     def resume(self, request_id: int) -> None:
         """See `Store`."""
+        self._requests[request_id].suspended = False
 
     def page_indices(self, request_id: int, layer_group: int) -> np.ndarray:
         """See `Store`."""
@@ -123,9 +130,12 @@ class PageStore:
 
     def seat(self, request_id: int) -> int:
         """See `Store`."""
+        one = self._requests[request_id]
+        if one.suspended:
+            raise InvalidState(f"[prepare_step] request {request_id} is suspended; resume it first")
         if None not in self._seats:
             raise InvalidState(f"[prepare_step] no row is free for request {request_id}")
-        one, row = self._requests[request_id], self._seats.index(None)
+        row = self._seats.index(None)
         self._seats[row], one.row = one, row
         self._note(one)
         return row

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparse_kvcm._core import InvalidArgument, OutOfPages, PageRange, Storage
-from sparse_kvcm.step import StepBackend
+from sparse_kvcm.step import StepBackend, is_int
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Store(StepBackend, Protocol):
     """Requests, their pages and their rows; the `StepBackend` of a manager's steps.
 
-    Who calls has checked that a request is known. `adapter.manager` says what calls of requests mean.
+    Who calls has checked that a request is known.
 
     Attributes
     ----------
@@ -47,8 +47,11 @@ class Store(StepBackend, Protocol):
     def give_back(self, request_id: int) -> None:
         """The import did not happen: pages beyond its computed tokens go back."""
 
-    def empty(self, request_id: int) -> None:
-        """Make a request without a row anew: it has no tokens."""
+    def renew(self, request_id: int) -> None:
+        """Make a request without a row empty again, as `add` made it."""
+
+    def max_tokens(self, request_id: int) -> int:
+        """The most tokens that it may have."""
 
     def free(self, request_id: int) -> None:
         """As `RequestManager.free_request`."""
@@ -77,12 +80,22 @@ class Store(StepBackend, Protocol):
         """Raise what the device reported after the last step."""
 
 
+def check_int(
+    function: str, name: str, value: Any, least: int | None = None, most: int | None = None
+) -> None:
+    """Refuse what is not an integer within its bounds."""
+    if is_int(value) and (least is None or value >= least) and (most is None or value <= most):
+        return
+    bound = "" if least is None else f" >= {least}" if most is None else f" in [{least}, {most}]"
+    raise InvalidArgument(f"[{function}] {name} must be an int{bound}, got {value!r}")
+
+
 def check_new(store: Store, request_id: int, max_tokens: int, most: int) -> None:
-    """Refuse a request that cannot be; see `Store.add`."""
+    """Refuse a request that cannot be; see `RequestManager.add_request`."""
+    check_int("add_request", "request_id", request_id)
     if store.frontier(request_id) is not None:
         raise InvalidArgument(f"[add_request] request_id {request_id} must be a new one")
-    if not 1 <= max_tokens <= most:
-        raise InvalidArgument(f"[add_request] max_tokens must be in [1, {most}], got {max_tokens}")
+    check_int("add_request", "max_tokens", max_tokens, 1, most)
 
 
 def no_room(request_id: int, tokens: int, most: int) -> OutOfPages:

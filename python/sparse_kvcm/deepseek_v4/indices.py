@@ -120,22 +120,27 @@ class AttentionIndices:
         return self.rows[:, self.num_window :]
 
 
-def join(window: torch.Tensor, compressed: torch.Tensor | None) -> AttentionIndices:
-    """Put both parts into one index set.
+def check_row_count(name: str, count: int) -> None:
+    """Refuse a buffer of more rows than int32, which is what kernels take, has numbers for.
 
     Raises
     ------
     InvalidArgument
-        If a row does not fit into int32, which is what kernels take.
+        Naming the buffer.
     """
+    if count > 2**31:
+        raise InvalidArgument(
+            f"[DeepseekV4CacheManager] rows of {name} must be <= 2^31, which kernels take, "
+            f"got {count}; lower gpu_quota"
+        )
+
+
+def join(window: torch.Tensor, compressed: torch.Tensor | None) -> AttentionIndices:
+    """Put both parts into one index set. Rows fit into int32, see `check_row_count`."""
     import torch
 
     parts = [window] if compressed is None else [window, compressed]
     rows = torch.cat([part.long() for part in parts], 1)
-    if rows.device.type == "cpu" and rows.numel() and int(rows.max()) >= 2**31:
-        raise InvalidArgument(
-            f"[AttentionIndices] rows must be < 2^31, which kernels take, got {int(rows.max())}"
-        )
     return AttentionIndices(rows.to(torch.int32), window.shape[1])
 
 

@@ -8,16 +8,18 @@ from sparse_kvcm._core import InvalidArgument, InvalidState, KvCacheManager, Sto
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.adapter.manager import RequestManager
 from sparse_kvcm.adapter.page_store import PageStore
-from sparse_kvcm.adapter.store import Store
+from sparse_kvcm.adapter.store import Store, check_int
 from sparse_kvcm.deepseek_v4 import indices
 from sparse_kvcm.deepseek_v4.access import Access
+from sparse_kvcm.deepseek_v4.arguments import FULL, Arguments, check_at, check_history
 from sparse_kvcm.deepseek_v4.choice import refuse
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
-from sparse_kvcm.deepseek_v4.history import DeepseekV4History, check_history, first_item
+from sparse_kvcm.deepseek_v4.history import DeepseekV4History, first_item
 from sparse_kvcm.deepseek_v4.indices import AttentionIndices
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step, StepMemory
 from sparse_kvcm.dsa.choice import ManagerFeatures
 from sparse_kvcm.models import AttentionType
+from sparse_kvcm.models.attention_types import STATES
 from sparse_kvcm.ops import ResolveOutputs
 from sparse_kvcm.step import PreparedStep
 
@@ -79,7 +81,8 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self._memory = StepMemory(
             self.access.layer_groups, config.max_batch_size, config.max_pages, config.device
         )
-        self._resolved: dict[int, ResolveOutputs] = {}
+        self._arguments = Arguments(config)
+        self._resolved: dict[int, tuple[At, ResolveOutputs]] = {}
 
     # --- requests ---
 
@@ -89,7 +92,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         Raises
         ------
         InvalidArgument
-            If it is not whole.
+            If it is not whole, or longer than the request may get.
         InvalidState
             If the request has tokens, or a row.
         OutOfPages
@@ -103,12 +106,12 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
             )
         if self._step is not None:
             raise InvalidState("[import_history] a step is open; end or abort it first")
-        check_history(self.config.geometry, history)
+        check_history(self.config.geometry, history, self.store.max_tokens(request_id))
         self.store.take(request_id, history.tokens, history.tokens)
         try:
             self._import_items(request_id, history)
         except BaseException:
-            self.store.empty(request_id)  # history cannot go back
+            self.store.renew(request_id)  # history cannot go back
             raise
 
     # --- one step ---
@@ -131,32 +134,33 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         """
         from torch.utils.dlpack import from_dlpack
 
-        step = self._open("select")
-        group = self.config.geometry.selection_group_of.get(layer)
-        if group is None:
-            raise InvalidArgument(
-                f"[select] layer must have an indexer, one of "
-                f"{self.config.geometry.history_layers}, got {layer}"
-            )
+        step = self._open_at("select", at)
         places = step.query_places[at]
+        self._arguments.selection(layer, selection, len(places))
         if not isinstance(self.store, BatchStore):
             rows_per_page = self.config.units_per_page
             table = self.access.table(step, layer, AttentionType.COMPRESS)[places]
-            return indices.global_indices(table, selection, rows_per_page)
+            whole = indices.num_entries(step.query_lengths[at], 4)[:, None]
+            there = selection.masked_fill(selection >= whole, -1)
+            return indices.global_indices(table, there, rows_per_page)
         k, rows = selection.shape[1], step.rows[places].contiguous()
         if k == 0:  # no entry yet: every layer resolves in every step
             selection = selection.new_full((len(selection), 1), -1)
-        out = self._resolved[layer] = self.store.select(group, rows, selection.contiguous())
+        group = self.config.geometry.selection_group_of[layer]
+        out = self.store.select(group, rows, selection.contiguous())
+        self._resolved[layer] = at, out
         found: torch.Tensor = from_dlpack(out.slots)
         return found[:, :k]
 
     def resolved(self, layer: int) -> ResolveOutputs:
         """What the last `select` of an offloaded layer wrote: slots, counts, errors."""
+        self._arguments.layer("resolved", layer, AttentionType.INDEXER_COMPRESS)
         if layer not in self._resolved:
-            raise InvalidState(
-                f"[{type(self).__name__}] layer {layer} needs a selection first; call select"
-            )
-        return self._resolved[layer]
+            lacks = "needs a selection first; call select"
+            if self.config.offload is None:
+                lacks = "is on the GPU, and nothing is resolved"
+            raise InvalidState(f"[resolved] layer {layer} {lacks}")
+        return self._resolved[layer][1]
 
     def attention_indices(
         self, layer: int, selected: torch.Tensor | None = None, at: At = ALL
@@ -169,14 +173,10 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         selected : torch.Tensor, int, shape (n, k), optional
             At ratio 4: the result of `select`. At ratio 128 all whole entries are read.
         """
-        ratio = self.config.geometry.compress_ratios[layer]
-        if (selected is not None) != (ratio == 4):
-            raise InvalidArgument(
-                f"[attention_indices] selected must be given at ratio 4 alone, layer {layer} has "
-                f"ratio {ratio}"
-            )
+        n = len(self._open_at("attention_indices", at).query_places[at])
+        self._arguments.selected(layer, selected, n)
         window = self.rows(layer, AttentionType.SWA, at)
-        if ratio == 128:
+        if self.config.geometry.compress_ratios[layer] == 128:
             selected = self.rows(layer, AttentionType.COMPRESS, at)
         return indices.join(window, selected)
 
@@ -192,14 +192,17 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         width : int, optional
             Columns; None: what the longest request may need.
         """
-        step = self._open("rows")
-        ratio = self.config.geometry.compress_ratios[layer]
+        step, geometry = self._open_at("rows", at), self.config.geometry
+        self._arguments.layer("rows", layer, kind, (AttentionType.SWA, *FULL))
+        ratio, is_window = geometry.compress_ratios[layer], kind is AttentionType.SWA
+        most = geometry.sliding_window if is_window else self.config.max_seq_len // ratio
+        width = most if width is None else width
+        check_int("rows", "width", width, 0, most)
         lengths = step.query_lengths[at]
-        if kind is AttentionType.SWA:
-            local = indices.window_positions(lengths, width or self.config.geometry.sliding_window)
+        if is_window:
+            local = indices.window_positions(lengths, width)
         else:
-            most = self.config.max_seq_len // ratio if width is None else width
-            local = indices.all_entries(lengths, ratio, most)
+            local = indices.all_entries(lengths, ratio, width)
         table = self.access.table(step, layer, kind)[step.query_places[at]]
         per_page = self.access.layout(layer, kind).items_per_page
         return indices.global_indices(table, local, per_page)
@@ -207,12 +210,14 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
     def read(self, layer: int, kind: AttentionType, rows: torch.Tensor) -> torch.Tensor:
         """Read elements at rows of `get_buffers`: float32 ``[..., width]``, zeros at -1."""
         self._open("read")
+        self._arguments.rows(layer, kind, rows)
         return self.access.read(layer, kind, rows)
 
     def write_window(self, layer: int, values: torch.Tensor, at: At = ALL) -> None:
         """Write each query's key and value in one, float ``[n, head_dim]``."""
-        step = self._open("write_window")
+        step = self._open_at("write_window", at)
         items = step.query_lengths[at] - 1
+        self._arguments.values("write_window", layer, AttentionType.SWA, values, len(items))
         self.access.write(step, layer, AttentionType.SWA, step.query_places[at], items, values)
 
     def write_entries(
@@ -223,15 +228,21 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         A row per query; those of queries that complete none are not looked at. Offloaded entries
         go to the slots that the layer's `select` gave, so it comes first.
         """
-        step = self._open("write_entries")
+        step = self._open_at("write_entries", at)
+        lengths = step.query_lengths[at]
+        self._arguments.values("write_entries", layer, kind, values, len(lengths), FULL)
         if kind is AttentionType.COMPRESS and layer in self.access.arenas:
             from torch.utils.dlpack import from_dlpack
 
             slots = from_dlpack(self.resolved(layer).write_slots)[:, 0]
+            if self._resolved[layer][0] != at:
+                raise InvalidArgument(
+                    f"[write_entries] at must be that of the layer's select, "
+                    f"{self._resolved[layer][0]}, got {at}"
+                )
             self.access.write_arena(layer, slots, values)
             return
         ratio = self.config.geometry.compress_ratios[layer]
-        lengths = step.query_lengths[at]
         whole = indices.completes_entry(lengths, ratio)
         items = (indices.num_entries(lengths, ratio) - 1).masked_fill(~whole, -1)
         self.access.write(step, layer, kind, step.query_places[at], items, values)
@@ -240,7 +251,10 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self, layer: int, kind: AttentionType, values: torch.Tensor, at: At = ALL
     ) -> None:
         """Write the newest m inputs of a compressor up to each query, float ``[n, m, width]``."""
-        self.access.write_states(self._open("write_states"), layer, kind, values, at)
+        step = self._open_at("write_states", at)
+        n = len(step.query_places[at])
+        self._arguments.values("write_states", layer, kind, values, n, STATES)
+        self.access.write_states(step, layer, kind, values, at)
 
     def read_states(
         self, layer: int, kind: AttentionType, count: int, skip: int = 0, at: At = ALL
@@ -249,7 +263,11 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
         The newest ones up to each query but for the newest `skip`; zeros before the first token.
         """
-        return self.access.read_states(self._open("read_states"), layer, kind, count, skip, at)
+        step = self._open_at("read_states", at)
+        self._arguments.layer("read_states", layer, kind, STATES)
+        check_int("read_states", "count", count)
+        check_int("read_states", "skip", skip)
+        return self.access.read_states(step, layer, kind, count, skip, at)
 
     def get_buffers(self, layer: int, kind: AttentionType) -> torch.Tensor:
         """A layer's pages of one type as kernels read them, uint8 ``[pages, page_bytes]``.
@@ -257,6 +275,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         Without a copy. Of windows and states the pool, of full histories the layer's buffer, of
         offloaded entries the arena, whose last page may be written freely.
         """
+        self._arguments.layer("get_buffers", layer, kind)
         return self.access.buffers(layer, kind)[0][0]
 
     # --- parts ---
@@ -266,6 +285,12 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def _forget_selections(self) -> None:
         self._resolved.clear()
+
+    def _open_at(self, function: str, at: At) -> DeepseekV4Step:
+        """The open step, which must have these queries."""
+        step = self._open(function)
+        check_at(function, at, len(step.query_places))
+        return step
 
     def _import_items(self, request_id: int, history: DeepseekV4History) -> None:
         """Write them to the pages that the request has for them, or append them on the host."""
