@@ -225,3 +225,26 @@ def test_who_was_in_a_failed_step_may_leave(make: Any, fault: Any) -> None:
         run.add(3, PROMPTS[3])
     for _ in range(4):
         same(good.step(), bad.step())
+
+
+@pytest.mark.parametrize(
+    "make", [dsa_cases.managers, lambda: [V4(False).manager, V4(True).manager]]
+)
+def test_an_id_that_is_freed_in_an_open_step_may_be_used_again_in_it(make: Any) -> None:
+    """The step counts for who was in it, and what it reads goes back when it ends."""
+    for manager in make():
+        free = [one.free for one in manager.store.storage.get_storage_statistics(0)]
+        manager.add_request(1, 20)
+        manager.prepare_step([StepRequest(1, 0)])
+        manager.free_request(1)
+        assert manager.frontier(1) is None
+        manager.add_request(1, 30)
+        manager.abort_step()
+        assert manager.frontier(1) == 0
+        manager.prepare_step([StepRequest(1, 0)])
+        manager.free_request(1)
+        manager.add_request(1, 30)
+        manager.end_step()
+        assert manager.frontier(1) == 0
+        manager.free_request(1)
+        assert [one.free for one in manager.store.storage.get_storage_statistics(0)] == free
