@@ -88,7 +88,7 @@ def test_offloaded_entries_are_no_pool() -> None:
     ]
     layers, (role, *_) = {one.layer_id: one.layer_id for one in sparse}, [b.role for b in sparse]
     assert sorted(layers) == [1, 3]
-    with pytest.raises(kvcm.InvalidArgument, match="is_sparse of storage layer 1 must be False"):
+    with pytest.raises(kvcm.InvalidArgument, match="is sparse: .* resolve and fetch"):
         TypePool(made.store.storage, C, role, layers, page)
 
 
