@@ -145,7 +145,7 @@ def test_a_selection_of_entries_that_are_not_whole_has_no_rows(offload: bool) ->
     assert (slots >= 0).tolist() == [[False, True, False, False, True], [False] * 5]
     run.manager.abort_step()
     if offload:
-        from sparse_kvcm.dsa.manager_v2 import StepFaultError
+        from sparse_kvcm.dsa import StepFaultError
 
         with pytest.raises(StepFaultError, match="RANGE"):
             run.open()
