@@ -145,6 +145,7 @@ class Reader:
         self.manager = made
         self.model = made.config.geometry
         self.rng = rng
+        self.selected: dict[int, torch.Tensor] = {}
 
     def new(self, layer: int, kind: AttentionType, ratio: int = 1) -> torch.Tensor:
         """[b, width]; 77 where no item becomes whole: nobody may see it."""
@@ -199,6 +200,7 @@ class Reader:
                 selected = inputs[layer, "selection"]
                 rows = found[layer, "rows"][:, WINDOW:]
                 self.check_selected(layer, selected, rows, found[layer, C])
+                self.selected[layer] = found[layer, C]
             elif ratio == 128:
                 self.check(layer, C, found[layer, C], lambda n: range(n // 128))
 
