@@ -6,6 +6,7 @@ made of its bytes again when it is read. Both runs of a comparison do so alike.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,22 +188,29 @@ def _is_v4(geometry: ModelGeometry) -> bool:
 
 
 def _quota(geometry: ModelGeometry, sizes: Sizes, device: str, offload: bool) -> int:
-    """Bytes of the pools on the GPU: the floor of a storage that must hold the batch, and a bit."""
+    """Bytes of the pools on the GPU in which the whole batch has room at any length."""
     layers = geometry.dense_layers if offload else geometry.layers
-    longest = KvCacheDesc(sizes.max_length, sizes.max_length - 1)
+    page, most = geometry.tokens_per_block, sizes.max_length
+    # Full histories are largest at the end, windows on the first token of a page.
+    lengths = {most, (most - 1) // page * page + 1}
+    batches = [BatchDesc([KvCacheDesc(n, n - 1)] * sizes.rows) for n in lengths]
     layout = StorageLayout(
         StorageConfig(
             cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, 1 << 30)],
-            layers=layers(geometry.tokens_per_block, sizes.kv_dtype, sizes.index_dtype),
-            tokens_per_block=geometry.tokens_per_block,
+            layers=layers(page, sizes.kv_dtype, sizes.index_dtype),
+            tokens_per_block=page,
             tokens_per_unit=geometry.tokens_per_unit,
             max_util_for_resume=1.0,
-            constraints=[BatchDesc([longest] * sizes.rows)],
+            typical_step=BatchDesc([KvCacheDesc(most, most - 1)] * sizes.rows),
             device="cpu" if device == "cpu" else "cuda",
         )
     )
-    # The manager divides its quota by a typical step, which may round otherwise than the floors do.
-    return layout.min_quota(0) * 9 // 8 + len(layout.pool_groups) * layout.granule_bytes(0)
+    needs = [max(slots) for slots in zip(*map(layout.count_slots, batches), strict=True)]
+    quota = sum(layout.get_num_bytes(group, slots) for group, slots in enumerate(needs))
+    # Pools are divided by the typical step, not by these needs.
+    while any(map(operator.lt, layout.slots_for_quota(0, quota), needs)):
+        quota += quota // 8
+    return quota * 9 // 8  # the manager's granules may be larger
 
 
 def _lease(config: CacheConfig) -> int | None:

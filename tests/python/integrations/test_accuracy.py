@@ -10,6 +10,7 @@ import json
 import pathlib
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 import sparse_kvcm as kvcm
@@ -145,6 +146,37 @@ def test_records_of_a_file_are_summarised_by_a_checkpoint(accuracy, tmp_path):
     figures = json.loads(file.read_text())
     assert [len(tokens) for tokens in figures["offloaded"]["tokens"]] == [6, 6, 6]
     assert 200 < figures["offloaded"]["shortest_history"] < 230  # the shortest comes first
+
+
+@pytest.mark.parametrize("model", ["glm5", "v4"])
+def test_answers_end_where_the_checkpoint_says(accuracy, monkeypatch, tmp_path, model):
+    models = importlib.import_module("accuracy.models")
+    load = models.load
+    # As loaded, a DeepSeek-V4 of BF16 does not run under transformers 5.18: see load_tiny.
+    monkeypatch.setattr(models, "load", lambda *args: load(*args).to(torch.bfloat16))
+    models.write_tiny(model, tmp_path)
+    write_tokenizer(tmp_path)
+    write_records(tmp_path / "records.jsonl", [400, 410])
+    file = tmp_path / "figures.json"
+    options = ["--checkpoint", str(tmp_path), "--dataset", str(tmp_path / "records.jsonl")]
+    options += ["--requests", "2", "--new-tokens", "12", "--json", str(file)]
+
+    def answers():
+        assert accuracy.main(options) == 0
+        offloaded = json.loads(file.read_text())["offloaded"]
+        return offloaded["tokens"], offloaded["steps"]
+
+    (first, second), steps = answers()
+    assert steps == 11
+    ends = [first[2], second[6]]
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": ends}))
+
+    def until_end(tokens):
+        return tokens[: 1 + min(tokens.index(end) for end in ends if end in tokens)]
+
+    expected = [until_end(first), until_end(second)]
+    assert answers() == (expected, max(map(len, expected)) - 1)
 
 
 def test_documents_are_cut_and_asked_about(accuracy, tmp_path):

@@ -7,8 +7,14 @@ import tiny_glm  # noqa: F401
 # isort: split
 import importlib
 import pathlib
+from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import PretrainedConfig
+
+import sparse_kvcm as kvcm
+from sparse_kvcm.models import load_geometry
 
 BENCHMARKS = pathlib.Path(__file__).parents[3] / "benchmarks"
 
@@ -121,6 +127,26 @@ def test_an_offloaded_run_without_a_fetch_fails(decoding):
 )
 def test_batches_are_of_nearly_equal_size(decoding, count, rows, sizes):
     assert decoding.batch_sizes(count, rows) == sizes
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("preset", ["glm-5.2", "deepseek-v3.2", "deepseek-v4-flash"])
+def test_a_resident_batch_has_room_at_any_length(monkeypatch, preset, kv_dtype):
+    workers = importlib.import_module("accuracy.workers")
+    geometry = load_geometry(preset)
+    monkeypatch.setattr(workers, "geometry_of", lambda *args: geometry)
+    model = SimpleNamespace(config=PretrainedConfig(), device=torch.device("cpu"))
+    rows, most = 8, 33_000
+    sizes = workers.Sizes(rows, most, kv_dtype, "fp8", 1.0, 2, "compact")
+    config = workers.cache_config(model, sizes, offload=False)
+    is_v4 = preset.startswith("deepseek-v4")
+    storage = config.resident_storage() if is_v4 else kvcm.storage_config(config.manager_config())
+    layout = kvcm.StorageLayout(storage)
+    have = layout.slots_for_quota(0, layout.effective_quota(0, config.gpu_quota))
+    for length in range(most - 2 * config.tokens_per_block, most + 1):
+        batch = kvcm.BatchDesc([kvcm.KvCacheDesc(length, length - 1)] * rows)
+        needs = layout.count_slots(batch)
+        assert all(n <= h for n, h in zip(needs, have, strict=True)), (length, needs, have)
 
 
 def test_figures_are_what_is_counted_by_hand(decoding, report):
