@@ -132,7 +132,7 @@ def test_no_source_asks_the_preprocessor_for_a_device() -> None:
 
 def test_files_end_before_400_lines() -> None:
     suffixes = (".hpp", ".cpp", ".cu", ".cuh", ".py", ".pyi")
-    folders = [CPP, ROOT / "python", ROOT / "tests", ROOT / "scripts"]
+    folders = [CPP, *(ROOT / name for name in ("python", "benchmarks", "tests", "scripts"))]
     sizes = {
         f"{folder.name}/{path}": text.count("\n")
         for folder in folders

@@ -1,0 +1,7 @@
+"""`python -m accuracy`."""
+
+import sys
+
+from benchmarks.accuracy.cli import main
+
+sys.exit(main())
