@@ -77,8 +77,11 @@ class PageFormat(Struct, frozen=True):
         Their product is the table's tokens_per_block.
     rows_per_page : int
         At most units_per_page, and a divisor of it.
+    page_bytes : int
+        Of the buffer, regions and padding; the buffer of the next layer may follow.
     regions : tuple of PageRegion
-        Without overlap. Both sides have as many, with equal unit_bytes, in the same order.
+        Within the page, without overlap. Both sides have as many, with equal unit_bytes, in the
+        same order.
     pieces : tuple of (int, int, int)
         unit_major: layer, region of the unit and bytes of each piece of a row, in their order. Both
         sides have the same. Else empty.
@@ -87,6 +90,7 @@ class PageFormat(Struct, frozen=True):
     tokens_per_unit: _Count
     units_per_page: _Count
     rows_per_page: _Count
+    page_bytes: _Size
     regions: Annotated[tuple[PageRegion, ...], msgspec.Meta(min_length=1, max_length=16)]
     pieces: Annotated[tuple[tuple[_Index, _Index, _Size], ...], msgspec.Meta(max_length=4096)] = ()
 
@@ -100,12 +104,7 @@ class PageFormat(Struct, frozen=True):
             PageRegion(layout.region_offset(i, rows), size)
             for i, size in enumerate(layout.region_bytes)
         )
-        return cls(tokens_per_unit, units_per_page, rows, regions)
-
-    @property
-    def span_bytes(self) -> int:
-        """Bytes from a page's beginning to the end of its last region."""
-        return max(one.offset + one.unit_bytes * self.rows_per_page for one in self.regions)
+        return cls(tokens_per_unit, units_per_page, rows, layout.page_bytes(rows), regions)
 
 
 class BufferEntry(Struct, frozen=True):
@@ -305,6 +304,8 @@ def _check_format(name: str, one: PageFormat, tokens_per_block: int) -> None:
         if region.offset < end:
             raise _wrong(f"{name}.regions", "not overlap", region.offset)
         end = region.offset + region.unit_bytes * one.rows_per_page
+    if end > one.page_bytes:
+        raise _wrong(f"{name}.regions", f"lie within page_bytes {one.page_bytes}", end)
     if sum(size for _, _, size in one.pieces) > one.regions[0].unit_bytes:
         raise _wrong(f"{name}.pieces", "fit into a row", len(one.pieces))
 
@@ -329,7 +330,7 @@ def _check_views(table: PageTable, index: int, group: LayerGroup) -> None:
                 raise _wrong(f"{name}: layers", "be one", entry.layers)
             if entry.offset < end:
                 raise _wrong(f"{name}: offset", f"ascend without overlap from {end}", entry.offset)
-            end = entry.offset + one.span_bytes
+            end = entry.offset + one.page_bytes
         if end > pools[view.pool].slot_bytes:
             raise _wrong(f"{name}: entries", f"fit {pools[view.pool].slot_bytes} bytes", end)
 

@@ -91,6 +91,36 @@ class Route:
     target_device: int = 0
 
 
+def merged(ranges: Ranges) -> Ranges:
+    """The same bytes in as few ranges as can be, by ascending source address.
+
+    Neighbours become one where they are neighbours on both sides.
+    """
+    ranges = ranges[np.argsort(ranges[:, SOURCE], kind="stable")]
+    ends = ranges[:-1] + ranges[:-1, SIZE:]
+    follows = (ends[:, :SIZE] == ranges[1:, :SIZE]).all(axis=1)
+    starts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    out = ranges[starts]
+    out[:, SIZE] = np.add.reduceat(ranges[:, SIZE], starts)
+    return out
+
+
+def all_within(addresses: Ranges, sizes: Ranges, regions: Sequence[Region]) -> bool:
+    """Whether each [address, address + size) lies within one of the regions; both uint64 (n,).
+
+    Sums are not formed, so none can wrap around.
+    """
+    if not regions:
+        return len(addresses) == 0
+    known = sorted(regions, key=lambda one: one.address)
+    starts = np.array([one.address for one in known], np.uint64)
+    ends = np.maximum.accumulate(np.array([one.address + one.size for one in known], np.uint64))
+    index = np.searchsorted(starts, addresses, side="right").astype(np.int64) - 1
+    end = ends[np.maximum(index, 0)]
+    inside = (index >= 0) & (addresses <= end) & (sizes > 0)
+    return bool(np.all(inside & (sizes <= np.where(inside, end - addresses, 0))))
+
+
 class Transport(ABC):
     """One end of transfers.
 
@@ -98,9 +128,12 @@ class Transport(ABC):
     ----------
     name : str
         How peers call it; unique among all that meet.
+    kind : str
+        Of engine; ends of two kinds do not meet.
     """
 
     name: str
+    kind: str
 
     # --- memory and peers ---
 
