@@ -249,7 +249,7 @@ def _lay(pair: BufferPair, cuts: Ints, own: PageList, wanted: PageList) -> Range
 def _page_addresses(
     side: tuple[Pool, PageFormat, tuple[int, ...], PageList, str], units: Ints
 ) -> Ints:
-    """Where the pages of units begin, int64 [buffers, units]; the table was checked: no overflow."""
+    """Where the pages of units begin, int64 [buffers, units]; a checked table has no overflow."""
     pool, form, offsets, pages, name = side
     index = units // form.units_per_page - pages.first_page
     slots = pages.slots
