@@ -7,6 +7,7 @@ its peer is gone. An offer ends when none of its slices is without one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.offers import Offer, Outcome, Peer, Slice
@@ -23,10 +24,13 @@ from sparse_kvcm.transfer.wire import (
     encode_message,
 )
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 UNCLAIMED_SECONDS = 120.0
 STALL_SECONDS = 120.0
 MAX_OPEN_SLICES = 4096  # of one peer
-MAX_ENDED = 65536  # requests whose end is remembered
+MAX_ENDED = 65536  # requests and refusals that are remembered
 
 
 class Ledger:
@@ -53,6 +57,7 @@ class Ledger:
         self.offers: dict[str, Offer] = {}
         self.unclaimed: dict[str, list[Slice]] = {}
         self.ended: dict[str, tuple[float, Offer]] = {}
+        self._refused: dict[tuple[str, str, int], tuple[float, set[int]]] = {}
         self._transport = transport
         self._rank = rank
         self._bounce = bounce
@@ -102,7 +107,12 @@ class Ledger:
         waiting = self.unclaimed.get(data.request_id, [])
         known = [offer] if offer else []
         known += [self.ended[data.request_id][1]] if data.request_id in self.ended else []
-        if any(two.has_seen(one) for two in known) or any(two.is_same(one) for two in waiting):
+        _, refused = self._refused.get((data.request_id, *one.claim), (0.0, set[int]()))
+        if (
+            data.slice_id in refused
+            or any(two.has_seen(one) for two in known)
+            or any(two.is_same(one) for two in waiting)
+        ):
             return
         self.peers[peer].num_open += 1
         refusal = self._refusal(one)
@@ -142,7 +152,8 @@ class Ledger:
                 lambda one: now - one.since >= UNCLAIMED_SECONDS,
                 f"not offered within {UNCLAIMED_SECONDS:.0f} s",
             )
-        self._forget(now)
+        _forget(self.ended, now)
+        _forget(self._refused, now)
         over = [request_id for request_id, offer in self.offers.items() if offer.is_over]
         return [self._end(request_id) for request_id in over]
 
@@ -221,6 +232,10 @@ class Ledger:
         if offer is not None:
             del offer.slices[data.slice_id]
             offer.answered.add(data.slice_id)
+        else:
+            key = (data.request_id, *one.claim)
+            _, refused = self._refused.pop(key, (0.0, set[int]()))
+            self._refused[key] = (self._clock(), refused | {data.slice_id})
         peer = self.peers[one.peer]
         peer.num_open -= 1
         result = SliceResult(
@@ -262,10 +277,11 @@ class Ledger:
         self.ended.pop(request_id, None)
         self.ended[request_id] = (self._clock(), offer)
 
-    def _forget(self, now: float) -> None:
-        """Drop ended requests, oldest first."""
-        while self.ended:
-            request_id, (since, _) = next(iter(self.ended.items()))
-            if now - since < UNCLAIMED_SECONDS and len(self.ended) <= MAX_ENDED:
-                break
-            del self.ended[request_id]
+
+def _forget(entries: dict[K, tuple[float, V]], now: float) -> None:
+    """Drop what is old, or too much, oldest first."""
+    while entries:
+        key, (since, _) = next(iter(entries.items()))
+        if now - since < UNCLAIMED_SECONDS and len(entries) <= MAX_ENDED:
+            break
+        del entries[key]

@@ -149,7 +149,7 @@ class NixlTransport(Transport):
     def prepare(self, peer: str, route: Route, ranges: Ranges) -> Handle:
         """See `Transport`. NIXL compares ranges with what is registered on both sides.
 
-        It forms their ends in 64 bits (1.5.1 takes 4,096 bytes from 2**64 - 1 on), so we look first.
+        It forms their ends in 64 bits (1.5.1 takes 4,096 bytes from 2**64 - 1 on): we look first.
         """
         if peer not in self._peers:
             raise TransferRefusedError(f"[prepare] peer must be one that is there, got {peer!r}")

@@ -103,16 +103,17 @@ class Projection:
         for pages in target_pages:
             _check_slots("target", self.target, pages)
             for pair in self._pairs[pages.layer_group]:
+                cuts = self._cut(pair, tokens, prompt_tokens)
+                if len(cuts) == 0:
+                    continue
+                num_pieces += len(cuts) * len(pair.source_offsets)
+                if num_pieces * len(pair.source_format.regions) > MAX_PIECES:
+                    raise _wrong("pieces of a slice", num_pieces, f"be at most {MAX_PIECES}")
                 own = source_pages.get(pair.source_group)
                 if own is None:
                     raise _wrong("source pages of layer group", pair.source_group, "be given")
                 _check_slots("source", self.source, own)
-                cuts = self._cut(pair, tokens, prompt_tokens)
-                num_pieces += len(cuts) * len(pair.source_offsets)
-                if num_pieces * len(pair.source_format.regions) > MAX_PIECES:
-                    raise _wrong("pieces of a slice", num_pieces, f"be at most {MAX_PIECES}")
-                if len(cuts):
-                    found.setdefault(pair.route, []).append(_lay(pair, cuts, own, pages))
+                found.setdefault(pair.route, []).append(_lay(pair, cuts, own, pages))
         return {route: np.concatenate(parts) for route, parts in found.items()}
 
     def first_token(self, target_group: int, prompt_tokens: int) -> int:
