@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from sparse_kvcm.transfer.copier import Copier, HostCopier, scattered
 from sparse_kvcm.transfer.in_process import InProcessTransport, Network, Policy, Transfer
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.sender import Outcome, Sender, SenderUse
-from sparse_kvcm.transfer.transport import Region
+from sparse_kvcm.transfer.transport import Region, Route
 from sparse_kvcm.transfer.wire import (
     BounceGrant,
     Cancel,
@@ -45,18 +45,32 @@ class Clock:
         return self.now
 
 
+def host_bytes(size: int) -> tuple[object, int]:
+    """Memory that plays VRAM: what keeps it, and its address."""
+    memory = np.zeros(max(size, 1), np.uint8)
+    return memory, memory.ctypes.data
+
+
 class FakeReceiver:
     """Asks for slices and keeps results; what it does with them is the tests' business."""
 
     def __init__(
-        self, network: Network, name: str, side: Side, rank: RankInfo, bounce_bytes: int
+        self,
+        network: Network,
+        name: str,
+        side: Side,
+        rank: RankInfo,
+        bounce: tuple[object, int],
+        bounce_bytes: int,
     ) -> None:
+        self.copier = network.copiers.get(Route("VRAM", "VRAM"), HostCopier())
         self.side = side
         self.transport = InProcessTransport(network, name)
-        self.bounce = np.zeros(max(bounce_bytes, 1), np.uint8)
+        self.bounce, self.bounce_address = bounce
+        self.bounce_bytes = bounce_bytes
         self.regions = side.table.regions()
         if bounce_bytes:
-            self.regions.append(Region(self.bounce.ctypes.data, bounce_bytes, "VRAM"))
+            self.regions.append(Region(self.bounce_address, bounce_bytes, "VRAM"))
         self.transport.register(self.regions)
         self.rank = rank
         self.results: list[SliceResult] = []
@@ -64,7 +78,7 @@ class FakeReceiver:
     @property
     def grant(self) -> BounceGrant:
         """Its whole bounce region."""
-        return BounceGrant(self.bounce.ctypes.data, len(self.bounce))
+        return BounceGrant(self.bounce_address, self.bounce_bytes)
 
     def card(self) -> bytes:
         return make_card(
@@ -99,7 +113,10 @@ class FakeReceiver:
         for one in new:
             for group in one.transfer_groups:
                 if group.bounce_dst_base is not None:
-                    HostCopier().start(scattered(group.bounce_dst_base, group.scatter_ranges))
+                    ranges = scattered(group.bounce_dst_base, group.scatter_ranges)
+                    copy = self.copier.start(ranges)
+                    while not copy.query():
+                        pass
         self.results += new
         return new
 
@@ -119,15 +136,19 @@ class World:
         bounce_bytes: int = 0,
         min_bytes: int = 1,
         copier: Copier | None = None,
+        copiers: Mapping[Route, Copier] | None = None,
+        make_side: Callable[..., Side] = Side,
+        make_bytes: Callable[[int], tuple[object, int]] = host_bytes,
     ) -> None:
         self.clock = Clock()
-        self.network = Network(policy)
+        self.network = Network(policy, copiers or {})
+        self.make_side, self.make_bytes = make_side, make_bytes
         self.landing, self.sizes, self.num_slots = landing, sizes, num_slots
-        self.source = Side(kinds, sizes[0], num_slots, value=0x11)
+        self.source = make_side(kinds, sizes[0], num_slots, value=0x11)
         bounce = None
         if bounce_bytes:
-            self.bounce = np.zeros(bounce_bytes, np.uint8)
-            region = Region(self.bounce.ctypes.data, bounce_bytes, "VRAM")
+            self.bounce, address = make_bytes(bounce_bytes)
+            region = Region(address, bounce_bytes, "VRAM")
             bounce = Bounce(region, copier or HostCopier(), min_bytes)
         self.bounce_bytes = bounce_bytes
         self.transport = InProcessTransport(self.network, "sender")
@@ -139,8 +160,9 @@ class World:
 
     def receiver(self, name: str = "receiver", rank: RankInfo | None = None) -> FakeReceiver:
         """A receiver that both sides have met."""
-        side = Side(self.landing, self.sizes[1], self.num_slots)
-        one = FakeReceiver(self.network, name, side, rank or RankInfo(), self.bounce_bytes)
+        side = self.make_side(self.landing, self.sizes[1], self.num_slots)
+        bounce = self.make_bytes(self.bounce_bytes)
+        one = FakeReceiver(self.network, name, side, rank or RankInfo(), bounce, self.bounce_bytes)
         self.sender.add_peer(one.card())
         one.transport.add_peer(self.transport.metadata())
         self.receivers.append(name)
