@@ -6,11 +6,13 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+import numpy as np
 import pytest
 
 from sparse_kvcm.transfer import nixl
 from sparse_kvcm.transfer.sender import Outcome, Sender
-from transfer_nixl_process import receive, slots_of, source_side, wait
+from sparse_kvcm.transfer.transport import PeerLostError, Region, Route, TransferState
+from transfer_nixl_process import hold, receive, slots_of, source_side, wait
 
 try:
     nixl.load()
@@ -101,6 +103,32 @@ def test_a_receiver_that_died_costs_its_own_requests_only() -> None:
     meeting.sender.remove_peer("dying")
     meeting.sender.progress()
     meeting.close()
+
+
+def test_a_transfer_ends_when_its_peer_is_killed_amid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")  # else all of it is copied while it starts
+    size = 256 << 20
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=hold, args=(theirs, size), daemon=True)
+    process.start()
+    wait(lambda: pipe.poll(0.01))
+    metadata, address = pipe.recv()
+    memory = np.zeros(size, np.uint8)
+    transport = nixl.NixlTransport("sender")
+    registration = transport.register([Region(memory.ctypes.data, size, "DRAM")])
+    transport.add_peer(metadata)
+    ranges = np.array([[memory.ctypes.data, address, size]], np.uint64)
+    handle = transport.prepare("held", Route("DRAM", "DRAM"), ranges)
+    transport.start(handle)
+    process.kill()
+    process.join()
+    wait(lambda: transport.poll(handle) is not TransferState.PENDING)
+    assert transport.poll(handle) is TransferState.FAILED
+    transport.release(handle)
+    transport.deregister(registration)
+    with pytest.raises(PeerLostError):
+        transport.send("held", b"hello")
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

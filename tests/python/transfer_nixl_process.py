@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
+import numpy as np
+
 from sparse_kvcm.transfer.nixl import NixlTransport
 from sparse_kvcm.transfer.ranks import RankInfo
+from sparse_kvcm.transfer.transport import Region
 from sparse_kvcm.transfer.wire import (
     RequestData,
     decode_card,
@@ -71,3 +74,12 @@ def receive(pipe: Connection, name: str, requests: dict[str, tuple[int, int]]) -
             mine[lists.slots] = theirs[lists.slots]
         check_landed(request, source, alone, pages, tokens)
     pipe.send("landed")
+
+
+def hold(pipe: Connection, size: int) -> None:
+    """Register memory, and wait to be killed."""
+    transport = NixlTransport("held")
+    memory = np.zeros(size, np.uint8)
+    transport.register([Region(memory.ctypes.data, size, "DRAM")])
+    pipe.send((transport.metadata(), memory.ctypes.data))
+    pipe.recv()
