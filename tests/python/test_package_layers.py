@@ -17,6 +17,7 @@ LAYERS = (
     "step",
     "dsa",
     "deepseek_v4",
+    "attention",
     "transfer",
     "config",
     "decode_worker",
@@ -26,7 +27,8 @@ LAYERS = (
     "factory",
     "cli",
 )
-LAZY = {"torch", "matplotlib", "transformers", "nixl_cu13", "nixl"}
+LAZY = {"torch", "triton", "matplotlib", "transformers", "nixl_cu13", "nixl"}
+KERNELS = PACKAGE / "attention" / "kernels"  # made of Triton, so imported only when called
 
 
 def imports(tree: ast.AST) -> list[str]:
@@ -56,10 +58,24 @@ def test_a_part_imports_only_parts_below_it(layer: str) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_no_part_imports_a_heavy_library_when_it_is_imported(layer: str) -> None:
     for path in sources(layer):
+        if KERNELS in path.parents:
+            continue
         body = ast.parse(path.read_text()).body
         tops = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {name.split(".")[0] for node in tops for name in imports(node)}
         assert not names & LAZY, path
+
+
+def test_kernels_are_imported_only_when_called() -> None:
+    """By name, in one place: no import statement of another part names them."""
+    for path in PACKAGE.rglob("*.py"):
+        if KERNELS in path.parents:
+            continue
+        assert not [
+            name
+            for name in imports(ast.parse(path.read_text()))
+            if name.startswith("sparse_kvcm.attention.kernels")
+        ], path
 
 
 def test_only_the_transfer_needs_its_extra() -> None:

@@ -66,7 +66,8 @@ def encode_entries(
         return encode_latents(entries, kv_dtype, rank=width - rope, scale=scale)
     plain, rotary = entries[:, : width - rope].to(torch.float32), entries[:, width - rope :]
     tiles = plain.reshape(len(plain), -1, _TILE)
-    exponent = _fp.exponent_at_least(tiles.abs().amax(-1).clamp(min=_LEAST_AMAX) / _fp.E4M3_MAX)
+    amax = tiles.abs().amax(-1).clamp(min=_LEAST_AMAX)
+    exponent = _fp.exponent_at_least(_fp.divide(amax, _fp.E4M3_MAX))
     codes = _fp.to_e4m3((tiles / _fp.power_of_two(exponent)[..., None]).flatten(1))
     data = torch.cat([codes, _fp.to_bytes(rotary.to(torch.bfloat16))], 1)
     return data, torch.nn.functional.pad(_fp.to_e8m0(exponent), (0, 1))

@@ -18,6 +18,16 @@ _E8M0_BIAS = 127
 _LEAST_EXPONENT = -126  # below it a float32 is not normal
 
 
+def divide(values: torch.Tensor, by: float) -> torch.Tensor:
+    """Divide float32 values, rounded once on every device.
+
+    On a GPU torch multiplies by the reciprocal of a number, which may give another last bit.
+    """
+    import torch
+
+    return values / torch.full((1,), by, dtype=torch.float32, device=values.device)
+
+
 def to_bytes(values: torch.Tensor) -> torch.Tensor:
     """The bytes of each row, uint8 ``[n, bytes]``."""
     import torch

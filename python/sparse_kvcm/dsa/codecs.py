@@ -78,7 +78,7 @@ def encode_latents(
         return (_fp.to_bytes(latents.to(torch.bfloat16)),)
     values = latents.to(torch.float32)
     if kv_dtype == "fp8":
-        return (_fp.to_e4m3(values / scale),)
+        return (_fp.to_e4m3(_fp.divide(values, scale)),)
     compressed, rope = values[:, :rank], values[:, rank:]
     if kv_dtype == "fp8_ds_mla":
         data, scales = _scaled_e4m3(compressed, _LEAST_TILE_SCALE * _fp.E4M3_MAX)
@@ -152,7 +152,7 @@ def encode_index_keys(
     if index_dtype == "mxfp4":
         blocks = _blocks(values, _MXFP4_BLOCK)
         amax = blocks.abs().amax(-1).clamp(min=_LEAST_TILE_SCALE)
-        exponent = _fp.exponent_at_least(amax / _fp.E2M1_MAX)
+        exponent = _fp.exponent_at_least(_fp.divide(amax, _fp.E2M1_MAX))
         data = _fp.to_e2m1((blocks / _fp.power_of_two(exponent)[..., None]).flatten(1))
         return data, _fp.to_e8m0(exponent)
     raise _unknown("encode_index_keys", "index_dtype", index_dtype)
@@ -183,7 +183,7 @@ def _scaled_e4m3(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """E4M3 codes and one float32 scale per 128 elements, the largest of which becomes 448."""
     tiles = _blocks(values, _TILE)
-    scales = tiles.abs().amax(-1).clamp(min=least_amax) / _fp.E4M3_MAX
+    scales = _fp.divide(tiles.abs().amax(-1).clamp(min=least_amax), _fp.E4M3_MAX)
     if index_scale == "ue8m0":
         scales = _fp.power_of_two(_fp.exponent_at_least(scales))
     return _fp.to_e4m3((tiles / scales[..., None]).flatten(1)), scales
@@ -199,7 +199,7 @@ def _unscaled_e4m3(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def _nvfp4(values: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """E2M1 codes and one E4M3 scale per 16 elements, in units of `scale`."""
     blocks = _blocks(values, _NVFP4_BLOCK)
-    scales = _fp.to_e4m3(blocks.abs().amax(-1) / (_fp.E2M1_MAX * scale))
+    scales = _fp.to_e4m3(_fp.divide(blocks.abs().amax(-1), _fp.E2M1_MAX * scale))
     unit = _fp.from_e4m3(scales) * scale
     # Where the scale has become 0 so do all codes.
     quotients = (blocks / unit[..., None]).masked_fill(unit[..., None] == 0, 0)

@@ -200,6 +200,11 @@ class DsaManager(ABC):
 
     # --- views ---
 
+    @property
+    def latents(self) -> LatentStore:
+        """Where latents are: buffers of each layer, and the slots of a step's new tokens."""
+        return self._latents
+
     def get_buffers(self, layer: int, role: Role = "KEY") -> torch.Tensor:
         """A layer's latents as kernels read them, ``[pages, tokens_per_block, 1, elements]``.
 

@@ -16,9 +16,9 @@ from sparse_kvcm._core import (
     planned_batch_memory,
     planned_memory,
 )
+from sparse_kvcm.attention.scratch import scratch_rows
 from sparse_kvcm.sizing.workload import Workload
 
-KV_TILE = 128  # rows that attention on NVFP4 reads at once
 _WORD = 4  # int32
 
 
@@ -74,7 +74,7 @@ def engine_buffers(
         top_k = workload.geometry.top_k
         specs.append(BufferSpec("attention_indices", (max_rows, top_k), _WORD))
         if workload.kv_dtype.startswith("nvfp4"):
-            rows = _round_up(max_rows * top_k, KV_TILE) + KV_TILE  # the last tile is zero
+            rows = scratch_rows(max_rows, top_k)
             unit_bytes = workload.geometry.unit_layout(workload.kv_dtype).unit_bytes
             specs.append(BufferSpec("nvfp4_scratch", (rows, unit_bytes), 1))
     return specs
