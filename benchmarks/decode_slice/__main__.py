@@ -1,0 +1,210 @@
+"""The command: see the package's description."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import benchmarks.decode_slice as package
+from benchmarks.decode_slice import measure, plots, report
+from benchmarks.decode_slice.budget import Budget, Mode
+from benchmarks.decode_slice.cache import SliceCache
+from benchmarks.decode_slice.forward import OVERLAPS
+from benchmarks.decode_slice.measure import Run
+from benchmarks.decode_slice.model import SliceModel, make_slice
+from benchmarks.decode_slice.weights import Weights
+from benchmarks.traces import PRESETS
+from sparse_kvcm import _core, cuda_is_available
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from run_bench import commit
+
+SWEEP = (1, 4, 8, 16, 24, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    overlaps = "; ".join(f"{name}: {text}" for name, text in OVERLAPS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench_slice",
+        description=package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="glm-5.2", help="glm-5.2, v32, v4-flash, tiny, tiny-v4")
+    parser.add_argument("--layers", type=int, help="whole selection groups (default: 8; V4: 12)")
+    parser.add_argument("--prompt", type=int, default=32_768, help="tokens (default: 32,768)")
+    parser.add_argument("--output", type=int, default=160, help="tokens (default: 160)")
+    parser.add_argument("--modes", default="resident,offloaded")
+    parser.add_argument("--batches", help='such as 1,8,max (default: a sweep up to "max")')
+    parser.add_argument("--factor", type=float, default=2.0, help="gpu_cache_factor (default: 2)")
+    parser.add_argument("--overlap", default="none", help=overlaps)
+    parser.add_argument("--trace", help=f"{', '.join(PRESETS)} (default: the model's)")
+    parser.add_argument("--experts", choices=("fp8", "bf16"), default="fp8")
+    parser.add_argument("--ranks", type=int, default=2, help="expert parallel (default: 2)")
+    parser.add_argument("--warm-up", type=int, default=32, help="steps (default: 32)")
+    parser.add_argument("--steps", type=int, default=48, help="timed steps (default: 48)")
+    parser.add_argument("--fit-lease", action="store_true", help="requests as long as a lease")
+    parser.add_argument("--check", action="store_true", help="compare both sides' attention first")
+    parser.add_argument("--device", help="default: cuda:0, for tiny models cpu")
+    parser.add_argument("--json", type=Path, help="a file of records, kept and added to")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw all of --json there")
+    parser.add_argument("--only-plot", action="store_true", help="measure nothing")
+    options = parser.parse_args(arguments)
+    known = {"--modes": ("resident", "offloaded"), "--overlap": tuple(OVERLAPS)}
+    for flag, names in known.items():
+        for one in getattr(options, flag[2:]).split(","):
+            if one not in names:
+                parser.error(f"{flag} must be of {', '.join(names)}, got {one!r}")
+    if options.plot and not options.json:
+        parser.error("--plot needs --json")
+    return options
+
+
+def make_run(model: SliceModel, options: argparse.Namespace) -> Run:
+    """The measurement that options ask for; raises ValueError for too few output tokens."""
+    prompt = options.prompt
+    if model.name.startswith("tiny"):
+        prompt = min(prompt, 300 * model.geometry.tokens_per_unit)
+    if options.fit_lease:
+        units = int(options.factor * model.geometry.top_k) // model.units_per_page + 1
+        prompt = units * model.units_per_page * model.geometry.tokens_per_unit - options.output
+    run = Run(prompt, options.warm_up, options.steps, options.trace or model.trace)
+    if run.total_steps > options.output or run.warm_up < measure.EAGER_STEPS:
+        raise ValueError(
+            f"--warm-up (at least {measure.EAGER_STEPS}) + --steps + {measure.PHASE_STEPS} must be "
+            f"at most --output {options.output}, got {run.total_steps}"
+        )
+    return run
+
+
+def batches_of(options: argparse.Namespace, most: int) -> list[int]:
+    """Batches of one side, ascending, none above what its budget holds."""
+    if options.batches is None:
+        return [*(one for one in SWEEP if one < 0.95 * most), most]
+    wanted = {most if one == "max" else int(one) for one in options.batches.split(",")}
+    return sorted(one for one in wanted if 1 <= one <= most)
+
+
+def capacity(model: SliceModel, mode: Mode, run: Run, options: argparse.Namespace) -> int:
+    """Requests that the budget holds, and under offload 80 % of the free host memory."""
+    seq_len = run.prompt + options.output
+    most = Budget(model, seq_len, options.factor, options.device).largest_batch(mode)
+    free = _core.read_host_limits().available
+    if mode == "offloaded" and free is not None:
+        unit = sum(len(group) for group in model.geometry.groups)
+        unit *= model.geometry.unit_layout("fp8").unit_bytes
+        per_request = -(-seq_len // model.geometry.tokens_per_unit) * unit
+        most = min(most, int(0.8 * free) // per_request)
+    return most
+
+
+def check(model: SliceModel, weights: Weights, run: Run, options: argparse.Namespace) -> None:
+    """Compare attention outputs of both sides, bit by bit; raises RuntimeError if they differ."""
+    sides = []
+    n = min(4, *(capacity(model, mode, run, options) for mode in ("resident", "offloaded")))
+    for mode in ("resident", "offloaded"):
+        cache = SliceCache(
+            model, mode, n, run.prompt + options.output, options.factor, options.device
+        )
+        sides.append(measure.attention_outputs(cache, weights, n, run, 4))
+        del cache
+    outputs = 0
+    for step, (resident, offloaded) in enumerate(zip(*sides, strict=True)):
+        for layer, (one, other) in enumerate(zip(resident, offloaded, strict=True)):
+            outputs += 1
+            if not torch.equal(one[:n], other[:n]):
+                raise RuntimeError(f"[check] step {step}, layer {layer}: outputs differ")
+    print(f"attention outputs agree bit by bit: {outputs} of {n} rows", flush=True)
+
+
+def about(model: SliceModel, cache: SliceCache, options: argparse.Namespace) -> dict[str, Any]:
+    """What all records of a cache say of it."""
+    gpu = torch.cuda.get_device_name() if options.device != "cpu" else "cpu"
+    return {
+        "model": model.name,
+        "layers": model.layers,
+        "whole_layers": model.whole_layers,
+        "mode": cache.mode,
+        "factor": options.factor,
+        "experts": f"{options.experts}, {model.local_experts} of {model.experts}",
+        "budget": model.budget,
+        "top_k": model.geometry.top_k,
+        "units": cache.sizes.max_units,
+        "lease_slots": cache.sizes.lease_slots,
+        "row_bytes": model.layers_of_units * cache.unit_bytes,
+        "device": gpu,
+        "torch": torch.__version__,
+        "command": " ".join(["scripts/bench_slice", *sys.argv[1:]]),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def sweep(model: SliceModel, weights: Weights, run: Run, options: argparse.Namespace) -> None:
+    """Measure all points, each written down as it is done."""
+    gpu = options.device != "cpu"
+    link = measure.link_gb_s(options.device) if gpu else None
+    for mode in options.modes.split(","):
+        most = capacity(model, mode, run, options)
+        batches = batches_of(options, most)
+        print(f"{mode}: the budget holds {most} requests; batches {batches}", flush=True)
+        if not batches:
+            continue
+        begin = time.perf_counter()
+        cache = SliceCache(
+            model, mode, max(batches), run.prompt + options.output, options.factor, options.device
+        )
+        print(f"{mode}: memory in {time.perf_counter() - begin:.1f} s", flush=True)
+        overlaps = options.overlap.split(",") if mode == "offloaded" else ["none"]
+        for overlap in overlaps:
+            for batch in batches:
+                begin = time.perf_counter()
+                one = replace(run, overlap=overlap)
+                record = about(model, cache, options)
+                record |= {"prompt": run.prompt, "overlap": overlap, "trace": run.trace}
+                record |= {"link_gb_s": link} | measure.run_point(cache, weights, batch, one)
+                if link and overlap == "none" and "fetch_gb_s" in record:
+                    record["link_share"] = record["fetch_gb_s"] / link
+                if options.json:
+                    report.merge(options.json, [record])
+                report.show([record])
+                print(f"{time.perf_counter() - begin:.1f} s", flush=True)
+                if gpu:
+                    torch.cuda.empty_cache()
+        del cache
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = parse(arguments)
+    if not options.only_plot:
+        model = replace(make_slice(options.model, options.layers), ranks=options.ranks)
+        if options.device is None:
+            options.device = "cpu" if model.name.startswith("tiny") else "cuda:0"
+        if options.device != "cpu" and not (cuda_is_available() and torch.cuda.is_available()):
+            raise SystemExit("scripts/bench_slice: no GPU; --model tiny runs on a CPU")
+        run = make_run(model, options)
+        weights = Weights(model, options.device, options.experts)
+        stream = torch.cuda.Stream(options.device) if options.device != "cpu" else None
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            if options.check:
+                check(model, weights, run, options)
+            sweep(model, weights, run, options)
+    if options.json and options.json.exists():
+        runs = report.merge(options.json, [])  # plans again, where planning is there
+        report.show(runs)
+        if options.plot:
+            for path in plots.plot(runs, options.plot):
+                print(path)
+
+
+if __name__ == "__main__":
+    main()
