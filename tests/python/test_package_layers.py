@@ -19,6 +19,7 @@ LAYERS = (
     "dsa",
     "deepseek_v4",
     "attention",
+    "transfer",
     "config",
     "decode_worker",
     "sizing",
@@ -27,7 +28,7 @@ LAYERS = (
     "factory",
     "cli",
 )
-LAZY = {"torch", "triton", "matplotlib", "transformers"}
+LAZY = {"torch", "triton", "matplotlib", "transformers", "nixl_cu13", "nixl"}
 KERNELS = PACKAGE / "attention" / "kernels"  # made of Triton, so imported only when called
 
 
@@ -76,3 +77,13 @@ def test_kernels_are_imported_only_when_called() -> None:
             for name in imports(ast.parse(path.read_text()))
             if name.startswith("sparse_kvcm.attention.kernels")
         ], path
+
+
+def test_only_the_transfer_needs_its_extra() -> None:
+    users = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in PACKAGE.rglob("*.py")
+        for name in imports(ast.parse(path.read_text()))
+        if name == "msgspec" or name.startswith("sparse_kvcm.transfer")
+    }
+    assert users == {"transfer"}
