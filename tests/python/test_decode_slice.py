@@ -262,7 +262,7 @@ def test_experts_of_a_gpu_are_those_of_a_loop(dtype: str, gpu: str) -> None:
             out = plain[1][expert] @ (torch.nn.functional.silu(gate) * up)
             expected[token] += part * out.cpu()
     error = (got - expected).norm() / expected.norm()
-    assert error < (0.06 if dtype == "fp8" else 0.02)
+    assert error < (0.08 if dtype == "fp8" else 0.02)
 
 
 @pytest.mark.parametrize("name", MODELS)
