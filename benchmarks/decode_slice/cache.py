@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from sparse_kvcm.dsa.streams import current_stream
 from torch.utils.dlpack import from_dlpack
 
 from benchmarks.decode_slice.budget import Budget, Mode
@@ -23,7 +24,6 @@ from sparse_kvcm import (
     ResizeResult,
     Storage,
 )
-from sparse_kvcm.dsa.streams import current_stream
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
 
 _PATTERN = 8191  # a prime: requests begin at different rows of it

@@ -221,21 +221,26 @@ def fault_of(device: str) -> str | None:
     return None
 
 
+def options(arguments: list[str] | None, what: str, new_tokens: int) -> tuple[int, str, bool]:
+    """Read the command line: tokens per request, the device, and whether all is kept on it."""
+    parser = argparse.ArgumentParser(description=f"A stock {what}.")
+    parser.add_argument("--new-tokens", type=int, default=new_tokens, help="tokens per request")
+    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:<index>")
+    parser.add_argument("--resident", action="store_true", help="keep everything on the device")
+    given = parser.parse_args(arguments)
+    if given.new_tokens < 1:
+        parser.error(f"--new-tokens must be >= 1, got {given.new_tokens}")
+    if fault := fault_of(given.device):
+        parser.error(fault)
+    torch.set_num_threads(1)  # more threads only wait for each other at this size
+    return given.new_tokens, given.device, given.resident
+
+
 def main(
     arguments: list[str] | None = None, name: str = "GLM-5", make: Callable[[], Model] = glm5
 ) -> int:
     """Run both and compare; the exit status."""
-    parser = argparse.ArgumentParser(description=f"A stock {name} on a DSA cache manager.")
-    parser.add_argument("--new-tokens", type=int, default=220, help="tokens per request")
-    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:<index>")
-    parser.add_argument("--resident", action="store_true", help="keep everything on the device")
-    options = parser.parse_args(arguments)
-    new_tokens, device, resident = options.new_tokens, options.device, options.resident
-    if new_tokens < 1:
-        parser.error(f"--new-tokens must be >= 1, got {new_tokens}")
-    if fault := fault_of(device):
-        parser.error(fault)
-    torch.set_num_threads(1)  # more threads only wait for each other at this size
+    new_tokens, device, resident = options(arguments, f"{name} on a DSA cache manager", 220)
     ids, mask = left_padded(PROMPT_LENGTHS, device)
     requests, max_length = len(PROMPT_LENGTHS), ids.shape[1] + new_tokens
     kept = "all on the device" if resident else f"leases of {CACHED_SLOTS} + {PAGE} slots"

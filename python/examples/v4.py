@@ -8,13 +8,12 @@ differs. With `--resident` everything stays on the device.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 import torch
 import transformers
-from glm5 import console, fault_of
+from glm5 import console, options
 from rich.progress import Progress
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache, PreTrainedModel
 
@@ -143,17 +142,7 @@ def fetched(requests: list[V4Request], layers: int) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both and compare; the exit status."""
-    parser = argparse.ArgumentParser(description="A stock DeepSeek-V4 on a cache manager.")
-    parser.add_argument("--new-tokens", type=int, default=60, help="tokens per request")
-    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:<index>")
-    parser.add_argument("--resident", action="store_true", help="keep everything on the device")
-    options = parser.parse_args(arguments)
-    new_tokens, device, resident = options.new_tokens, options.device, options.resident
-    if new_tokens < 1:
-        parser.error(f"--new-tokens must be >= 1, got {new_tokens}")
-    if fault := fault_of(device):
-        parser.error(fault)
-    torch.set_num_threads(1)  # more threads only wait for each other at this size
+    new_tokens, device, resident = options(arguments, "DeepSeek-V4 on a cache manager", 60)
     kept = "all on the device" if resident else f"leases of {CACHED_SLOTS} + 32 entries"
     console.print(
         f"transformers {transformers.__version__}: tiny random DeepSeek-V4, requests of "

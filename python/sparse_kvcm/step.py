@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 from sparse_kvcm._core import InvalidArgument, OutOfPages
@@ -102,14 +103,36 @@ def forward_order(requests: Iterable[StepRequest]) -> list[StepRequest]:
     return sorted(requests, key=lambda r: -1 if r.batch_index is None else r.batch_index)
 
 
+def check_types(requests: Iterable[StepRequest]) -> list[StepRequest]:
+    """The requests, all of whose numbers are integers.
+
+    Raises
+    ------
+    InvalidArgument
+        Naming what is not.
+    """
+    made = list(requests) if isinstance(requests, Iterable) else [requests]
+    for one in made:
+        if not isinstance(one, StepRequest):
+            raise InvalidArgument(f"[prepare_step] requests must be StepRequests, got {one!r:.40}")
+        for name in ("request_id", "history", "new_tokens", "batch_index", "beam_width"):
+            value = getattr(one, name)
+            if not is_int(value) and not (value is None and name == "batch_index"):
+                raise InvalidArgument(
+                    f"[prepare_step] {name} of request {one.request_id!r} must be an int, "
+                    f"got {value!r}"
+                )
+    return made
+
+
 def check_batch(backend: StepBackend, requests: Sequence[StepRequest]) -> None:
     """Refuse a batch that no manager can run.
 
     Raises
     ------
     InvalidArgument
-        For too many requests, one named twice, one that the manager does not know, or one whose
-        history is not what the manager has of it.
+        For too many requests, one named twice, one that the manager does not know, one whose
+        history is not what the manager has of it, or one with beams.
     """
     if len(requests) > backend.max_rows:
         raise InvalidArgument(
@@ -133,6 +156,10 @@ def check_batch(backend: StepBackend, requests: Sequence[StepRequest]) -> None:
             raise InvalidArgument(
                 f"[prepare_step] new_tokens of {name} must be >= 1, got {request.new_tokens}"
             )
+        if request.beam_width != 1:
+            raise InvalidArgument(
+                f"[prepare_step] beam_width of {name} must be 1, got {request.beam_width}"
+            )
 
 
 def check_decode_batch(requests: Sequence[StepRequest], most_new_tokens: int = 1) -> None:
@@ -141,7 +168,7 @@ def check_decode_batch(requests: Sequence[StepRequest], most_new_tokens: int = 1
     Raises
     ------
     InvalidArgument
-        For a request that computes its prompt, has beams, or adds more than `most_new_tokens`.
+        For a request that computes its prompt, or adds more than `most_new_tokens`.
     """
     for request in requests:
         name = f"request {request.request_id}"
@@ -149,10 +176,6 @@ def check_decode_batch(requests: Sequence[StepRequest], most_new_tokens: int = 1
             raise InvalidArgument(
                 f"[prepare_step] {name} must decode: a decode-only worker takes no prompt, no "
                 "chunk of one and no mixed batch; prompts come in through import_history"
-            )
-        if request.beam_width != 1:
-            raise InvalidArgument(
-                f"[prepare_step] beam_width of {name} must be 1, got {request.beam_width}"
             )
         if request.new_tokens > most_new_tokens:
             raise InvalidArgument(
@@ -162,11 +185,16 @@ def check_decode_batch(requests: Sequence[StepRequest], most_new_tokens: int = 1
 
 
 def _check_size(backend: StepBackend, num_requests: int, padded_size: int) -> None:
-    if not num_requests <= padded_size <= backend.max_rows:
+    if not is_int(padded_size) or not num_requests <= padded_size <= backend.max_rows:
         raise InvalidArgument(
             f"[prepare_step] padded_size must be in [{num_requests} requests, {backend.max_rows}], "
-            f"got {padded_size}"
+            f"got {padded_size!r}"
         )
+
+
+def is_int(value: object) -> bool:
+    """Whether something is an integer, of Python or NumPy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def prepare(
@@ -196,7 +224,7 @@ def prepare(
         If rows cannot grow, naming their requests. No step is open, and who was seated here is not.
     """
     backend.abort_open_step()
-    order = forward_order(requests)
+    order = forward_order(check_types(requests))
     check_batch(backend, order)
     if decode_only:
         check_decode_batch(order)

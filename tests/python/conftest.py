@@ -37,6 +37,7 @@ collect_ignore_glob = (
             "cli",
             "config",
             "decode_worker",
+            "factory*",
             "memory_limits",
             "models",
             "planner",
@@ -55,12 +56,27 @@ def pytest_report_header() -> list[str]:
     )
 
 
+@pytest.fixture
+def gpu() -> str:
+    """A GPU that the library and torch see, or a visible skip."""
+    import sparse_kvcm as kvcm
+
+    torch = pytest.importorskip("torch")
+    if kvcm.cuda_is_available() and torch.cuda.is_available():
+        return "cuda:0"
+    if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):
+        pytest.fail("SPARSE_KVCM_REQUIRE_CUDA is set and there is no GPU")
+    pytest.skip("no GPU")
+
+
 @pytest.fixture(scope="session")
 def triton_device() -> str:
     """Where Triton's functions run: compiled on a GPU, else interpreted on the CPU."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     torch.set_num_threads(1)
+    import sparse_kvcm as kvcm
+
     if kvcm.cuda_is_available() and torch.cuda.is_available():
         return "cuda:0"
     if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):

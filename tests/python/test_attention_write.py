@@ -17,7 +17,8 @@ from sparse_kvcm.dsa import codecs  # noqa: E402
 
 PAGES = 3
 # One per row of `hard_rows`: first, last, both sides of a page, none, and what is no slot.
-SLOTS = [5, 64, 63, -1, PAGES * 64 - 1, 0, 17, 127, PAGES * 64, PAGES * 64 + 9, 1, -7]
+# The first six rows are the hard ones, so all of them have slots.
+SLOTS = [5, 64, 63, 17, PAGES * 64 - 1, 0, -1, 127, PAGES * 64, PAGES * 64 + 9, 1, -7]
 
 
 def wanted_pages(layout: RecordLayout, rows: Any, slots: Any, scale: float) -> np.ndarray:

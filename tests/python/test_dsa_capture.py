@@ -5,7 +5,6 @@ On the CPU: no shape depends on data, since nothing asks for a value. On a GPU: 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,30 +14,14 @@ import pytest
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
 import dsa_cases as cases  # noqa: E402
+from no_sync import NoSync  # noqa: E402
 from sparse_kvcm.dsa import codecs  # noqa: E402
 from sparse_kvcm.dsa import slot_mapping as maps  # noqa: E402
 from sparse_kvcm.dsa.scatter import gather, scatter  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 
 KV_DTYPES = ["bf16", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]
-
-
-class NoSync(TorchDispatchMode):
-    """Fails at what waits for a GPU: a value that goes to or comes from it, a shape after data."""
-
-    waits = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh")
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        name = func.name().removeprefix("aten::").split(".")[0]
-        assert name not in self.waits, name
-        if name in ("index", "index_put", "index_put_"):
-            assert not any(i is not None and i.dtype == torch.bool for i in args[1]), name
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
@@ -125,15 +108,6 @@ def test_no_tokens_write_nothing() -> None:
 
 
 # --- on a GPU ---
-
-
-@pytest.fixture
-def gpu() -> str:
-    if kvcm.cuda_is_available() and torch.cuda.is_available():
-        return "cuda:0"
-    if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):
-        pytest.fail("SPARSE_KVCM_REQUIRE_CUDA is set and there is no GPU")
-    pytest.skip("no GPU")
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

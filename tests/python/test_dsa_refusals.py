@@ -18,7 +18,7 @@ def test_calls_out_of_place_are_refused(which: int) -> None:
     manager.add_request(1, 100)
     with pytest.raises(kvcm.InvalidArgument, match="request_id 1 must be a new one"):
         manager.add_request(1, 100)
-    with pytest.raises(kvcm.InvalidArgument, match=r"max_tokens must be in \[1, 200\], got 201"):
+    with pytest.raises(kvcm.InvalidArgument, match=r"max_tokens .* in \[1, 200\], got 201"):
         manager.add_request(2, 201)
     with pytest.raises(kvcm.InvalidArgument, match="request_id must be one of .*, got 9"):
         manager.free_request(9)

@@ -15,6 +15,7 @@ LAYERS = (
     "byte_counts",
     "models",
     "step",
+    "adapter",
     "dsa",
     "deepseek_v4",
     "attention",

@@ -71,8 +71,9 @@ def test_rows_of_large_pools_do_not_wrap() -> None:
     table = torch.tensor([[2**25]], dtype=torch.int32)
     found = indices.global_indices(table, torch.tensor([[255]], dtype=torch.int32), 256)
     assert found.item() == 2**33 + 255
-    with pytest.raises(kvcm.InvalidArgument, match="2\\^31"):
-        indices.join(found, None)
+    indices.check_row_count("SWA", 2**31)
+    with pytest.raises(kvcm.InvalidArgument, match=r"rows of SWA .* 2\^31.* got 2147483649"):
+        indices.check_row_count("SWA", 2**31 + 1)
 
 
 @given(lengths=st.lists(st.integers(0, 600), min_size=1, max_size=5), ratio=RATIOS)

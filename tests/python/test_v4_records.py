@@ -70,6 +70,35 @@ def test_records_decode_to_what_the_format_can_hold(kv_dtype: Any, error: float)
     )
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "fp8_ds_mla", "nvfp4"])
+def test_no_entries_are_a_record_too(kv_dtype: Any) -> None:
+    """Of a prompt that is shorter than a group."""
+    record = codecs.encode_entries(torch.zeros(0, HEAD), kv_dtype, rope=ROPE)
+    layout = load_geometry("deepseek-v4-flash").unit_layout(kv_dtype)
+    assert [tuple(one.shape) for one in record] == [(0, size) for size in layout.region_bytes]
+    back = codecs.decode_entries(record, kv_dtype, head_dim=HEAD, rope=ROPE)
+    assert back.shape == (0, HEAD)
+
+
+@pytest.mark.parametrize("index_dtype", ["bf16", "fp8", "mxfp4"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "fp8_ds_mla", "nvfp4"])
+@pytest.mark.parametrize("offload", [False, True])
+def test_short_prompts_are_imported_in_every_type(
+    offload: bool, kv_dtype: Any, index_dtype: Any
+) -> None:
+    wide = cases.geometry(**WIDE)
+    sizes = {"geometry": wide, "gpu_quota": 64 << 20}
+    if (offload, kv_dtype, index_dtype) == (False, "nvfp4", "bf16"):  # 256 bytes each, in one pool
+        with pytest.raises(kvcm.InvalidArgument, match="take another kv_dtype or index_dtype"):
+            cases.manager(offload, kv_dtype=kv_dtype, index_dtype=index_dtype, **sizes)
+        return
+    made = cases.manager(offload, kv_dtype=kv_dtype, index_dtype=index_dtype, **sizes)
+    for request, tokens in enumerate((1, 3, 127)):
+        made.add_request(request, 200)
+        made.import_history(request, cases.history(made.config.geometry, request, tokens))
+        assert made.frontier(request) == tokens
+
+
 def test_a_page_has_all_data_rows_and_then_all_footers() -> None:
     """64 entries: 37,440 B, footers from 36,864 on."""
     made = cases.manager(False, geometry=cases.geometry(**WIDE), kv_dtype="fp8_ds_mla",

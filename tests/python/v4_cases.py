@@ -111,8 +111,35 @@ def requests_of(lengths: dict[int, int]) -> list[StepRequest]:
     return [StepRequest(one, length) for one, length in lengths.items()]
 
 
+Inputs = dict[tuple[int, Any], torch.Tensor]
+
+
+def forward(made: DeepseekV4CacheManager, inputs: Inputs) -> Inputs:
+    """A step's calls, layer by layer, and what each layer reads; ``"rows"``: by which indices."""
+    found: Inputs = {}
+    for layer, ratio in enumerate(made.config.geometry.compress_ratios):
+        made.write_window(layer, inputs[layer, SWA])
+        for kind in kinds_of(ratio):
+            if kind in STATES:
+                made.write_states(layer, kind, inputs[layer, kind][:, None])
+                found[layer, kind] = made.read_states(layer, kind, 8 if ratio == 4 else 128)
+        selected = None
+        if ratio == 4:
+            made.write_entries(layer, INDEX, inputs[layer, INDEX])
+            found[layer, INDEX] = made.read(layer, INDEX, made.rows(layer, INDEX))
+            selected = made.select(layer, inputs[layer, "selection"])
+        if ratio in (4, 128):
+            made.write_entries(layer, C, inputs[layer, C])
+        index = made.attention_indices(layer, selected)
+        found[layer, SWA] = made.read(layer, SWA, index.window)
+        if ratio in (4, 128):
+            found[layer, C] = made.read(layer, C, index.compressed)
+        found[layer, "rows"] = index.rows
+    return found
+
+
 class Reader:
-    """Writes a step's tokens, and compares all that each layer may read with what was written."""
+    """Makes a step's inputs, and compares all that each layer reads with what was written."""
 
     def __init__(self, made: DeepseekV4CacheManager, rng: np.random.Generator) -> None:
         self.manager = made
@@ -145,31 +172,40 @@ class Reader:
             row[self.rng.permutation(TOP_K)[: len(chosen)]] = chosen
         return torch.from_numpy(rows)
 
-    def run(self) -> None:
-        """A forward over all layers, in the order of the model."""
-        step = self.manager.step
+    def inputs(self) -> Inputs:
+        """What a forward of the open step writes and selects, on the CPU."""
+        step, made = self.manager.step, {}
         assert step is not None
         for layer, ratio in enumerate(self.model.compress_ratios):
-            self.manager.write_window(layer, self.new(layer, SWA))
-            self.check_window(layer)
-            for kind in set(kinds_of(ratio)) & set(STATES):
-                self.manager.write_states(layer, kind, self.new(layer, kind)[:, None])
-                self.check_states(layer, kind, ratio)
+            for kind in kinds_of(ratio):
+                made[layer, kind] = self.new(layer, kind, ratio if kind in (C, INDEX) else 1)
             if ratio == 4:
-                self.manager.write_entries(layer, INDEX, self.new(layer, INDEX, 4))
-                self.check_entries(layer, INDEX, ratio)
-                self.check_selected(layer)
+                made[layer, "selection"] = self.selection(len(step.rows))
+        return made
+
+    def run(self) -> None:
+        """A forward over all layers, in the order of the model."""
+        inputs = self.inputs()
+        self.check_all(inputs, forward(self.manager, inputs))
+
+    def check_all(self, inputs: Inputs, found: Inputs) -> None:
+        """Compare what a forward with these inputs read; both on the CPU."""
+        for layer, ratio in enumerate(self.model.compress_ratios):
+            self.check(layer, SWA, found[layer, SWA], lambda n: range(max(0, n - WINDOW), n))
+            for kind in kinds_of(ratio):
+                if kind in STATES:
+                    self.check_states(layer, kind, ratio, found[layer, kind])
+            if ratio == 4:
+                self.check(layer, INDEX, found[layer, INDEX], lambda n: range(n // 4))
+                selected = inputs[layer, "selection"]
+                rows = found[layer, "rows"][:, WINDOW:]
+                self.check_selected(layer, selected, rows, found[layer, C])
+                self.selected[layer] = found[layer, C]
             elif ratio == 128:
-                self.manager.write_entries(layer, C, self.new(layer, C, 128))
-                self.check_entries(layer, C, ratio)
+                self.check(layer, C, found[layer, C], lambda n: range(n // 128))
 
-    def check_window(self, layer: int) -> None:
-        found = self.manager.read(layer, SWA, self.manager.rows(layer, SWA))
-        self.check(layer, SWA, found, lambda n: range(max(0, n - WINDOW), n))
-
-    def check_states(self, layer: int, kind: AttentionType, ratio: int) -> None:
+    def check_states(self, layer: int, kind: AttentionType, ratio: int, found: Any) -> None:
         rows = 8 if ratio == 4 else 128
-        found = self.manager.read_states(layer, kind, rows)
         step = self.manager.step
         assert step is not None
         for row, one in zip(found, step.prepared.requests, strict=False):
@@ -180,22 +216,15 @@ class Reader:
             wanted = values(self.model, one.request_id, layer, kind, items)
             torch.testing.assert_close(row[rows - need :], wanted, rtol=0, atol=0)
 
-    def check_entries(self, layer: int, kind: AttentionType, ratio: int) -> None:
-        found = self.manager.read(layer, kind, self.manager.rows(layer, kind))
-        self.check(layer, kind, found, lambda n: range(n // ratio))
-
-    def check_selected(self, layer: int) -> None:
+    def check_selected(self, layer: int, selection: Any, rows: Any, found: Any) -> None:
+        """Every selected entry has a row, nothing else has one, and each has the entry."""
         step = self.manager.step
         assert step is not None
-        selection = self.selection(len(step.rows))
-        slots = self.manager.select(layer, selection)
-        self.manager.write_entries(layer, C, self.new(layer, C, 4))
-        found = self.manager.read(layer, C, slots)
-        assert torch.equal(slots >= 0, selection >= 0)
+        assert torch.equal(rows >= 0, selection >= 0)
         for row, names, one in zip(found, selection, step.prepared.requests, strict=False):
             wanted = values(self.model, one.request_id, layer, C, names[names >= 0])
             torch.testing.assert_close(row[names >= 0], wanted, rtol=0, atol=0)
-        self.selected[layer] = found
+        assert not found[selection < 0].any()
 
     def check(self, layer: int, kind: AttentionType, found: torch.Tensor, items: Any) -> None:
         step = self.manager.step
@@ -213,8 +242,18 @@ class Run:
     """Requests of one manager through steps."""
 
     def __init__(self, offloads: bool, seed: int = 0, **changes: Any) -> None:
-        self.manager = manager(offloads, **changes)
-        self.reader = Reader(self.manager, np.random.default_rng(seed))
+        self._serve(manager(offloads, **changes), seed)
+
+    @classmethod
+    def of(cls, made: DeepseekV4CacheManager) -> Run:
+        """One of a manager that is there."""
+        run = cls.__new__(cls)
+        run._serve(made, 0)
+        return run
+
+    def _serve(self, made: DeepseekV4CacheManager, seed: int) -> None:
+        self.manager = made
+        self.reader = Reader(made, np.random.default_rng(seed))
         self.lengths: dict[int, int] = {}
 
     def add(self, request: int, prompt: int, most: int = 900) -> None:

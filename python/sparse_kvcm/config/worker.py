@@ -39,7 +39,9 @@ class KvCacheConfig(ConfigModel):
         description="The most of a pool that requests may take when one resumes.",
     )
     use_kv_cache_manager_v2: bool | Literal["auto"] = Field(
-        "auto", description="Version of the manager; sparse_kvcm.dsa.choice has the rules."
+        "auto",
+        description="Version of the manager; sparse_kvcm.dsa.choice has the rules. DeepSeek-V4 has "
+        "version 2 alone: false is refused.",
     )
     enable_block_reuse: bool = Field(False, description="Share pages of equal prefixes.")
     enable_kv_pool_rebalance: bool = Field(False, description="Move memory between pools.")

@@ -8,7 +8,6 @@
     access     reading and writing them
     history    what a request brings from elsewhere
     step       the tensors of a step
-    store      where pages are: `resident_store`, `offload_store`
     manager    all of it
 
 Nothing here imports torch before a manager is made or an array handed in.

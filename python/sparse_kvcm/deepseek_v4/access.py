@@ -9,7 +9,7 @@ from sparse_kvcm._core import InvalidArgument, Storage
 from sparse_kvcm.deepseek_v4 import codecs
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import width_of
-from sparse_kvcm.deepseek_v4.indices import map_items
+from sparse_kvcm.deepseek_v4.indices import check_row_count, map_items
 from sparse_kvcm.deepseek_v4.pools import TypeLayout, TypePool, layout_of, make_pools
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step
 from sparse_kvcm.dsa import _fp
@@ -55,6 +55,11 @@ class Access:
                     self.pools[ratio, kind] = make_pools(
                         storage, geometry, kind, ratio, layout.page
                     )
+
+        for (ratio, kind), pools in self.pools.items():
+            for pool in pools:
+                rows = len(pool.view(next(iter(pool.layers)))) * pool.page.tokens_per_block
+                check_row_count(f"{kind.name} at ratio {ratio}", rows)
 
     @property
     def layer_groups(self) -> list[int]:

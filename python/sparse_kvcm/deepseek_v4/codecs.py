@@ -65,7 +65,7 @@ def encode_entries(
     if kv_dtype != "fp8_ds_mla":
         return encode_latents(entries, kv_dtype, rank=width - rope, scale=scale)
     plain, rotary = entries[:, : width - rope].to(torch.float32), entries[:, width - rope :]
-    tiles = plain.reshape(len(plain), -1, _TILE)
+    tiles = plain.reshape(len(plain), plain.shape[1] // _TILE, _TILE)
     amax = tiles.abs().amax(-1).clamp(min=_LEAST_AMAX)
     exponent = _fp.exponent_at_least(_fp.divide(amax, _fp.E4M3_MAX))
     codes = _fp.to_e4m3((tiles / _fp.power_of_two(exponent)[..., None]).flatten(1))
@@ -84,7 +84,7 @@ def decode_entries(
     if kv_dtype != "fp8_ds_mla":
         return decode_latents(record, kv_dtype, rank=plain, rope=rope, scale=scale)
     data, footers = record
-    tiles = _fp.from_e4m3(data[:, :plain]).view(len(data), -1, _TILE)
+    tiles = _fp.from_e4m3(data[:, :plain]).view(len(data), plain // _TILE, _TILE)
     values = (tiles * _fp.from_e8m0(footers[:, :-1])[..., None]).flatten(1)
     rotary = data[:, plain:].contiguous().view(torch.bfloat16).to(torch.float32)
     return torch.cat([values, rotary], 1)

@@ -139,10 +139,17 @@ class DeepseekV4CacheConfig:
 
     @property
     def typical_step(self) -> BatchDesc:
-        """What memory is divided by: all decode, or one computes its prompt if any may."""
-        length = self.avg_seq_len or self.max_seq_len
-        decodes = [KvCacheDesc(length, length - 1)] * self.max_batch_size
-        return BatchDesc([self._context, *decodes[1:]] if self.max_num_tokens else decodes)
+        """What memory is divided by: one decodes, or one computes its prompt beside the others.
+
+        Who decodes is at the first token of a last page, where windows are at their widest:
+        at 33,024 tokens of pages of 256 the last token would have one page of a window, not two.
+        """
+        pages = self.pages(self.avg_seq_len or self.max_seq_len)
+        length = (pages - 1) * self.tokens_per_block + 1
+        decode = KvCacheDesc(length, length - 1)
+        if self.max_num_tokens is None:  # balanced for one is balanced for any number
+            return BatchDesc([decode])
+        return BatchDesc([self._context, *[decode] * (self.max_batch_size - 1)])
 
     @property
     def _context(self) -> KvCacheDesc:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
 from sparse_kvcm.models.attention_types import types_of_ratio
 
@@ -59,41 +58,3 @@ def first_item(tokens: int, ratio: int, kind: AttentionType, count: int) -> int:
     """The first of the newest `count` items."""
     per_token = 1 if kind is AttentionType.SWA or kind.is_state else ratio
     return tokens // per_token - count
-
-
-def check_history(geometry: DeepSeekV4Geometry, history: DeepseekV4History) -> None:
-    """Refuse a history that is not whole.
-
-    Raises
-    ------
-    InvalidArgument
-        Naming the layer, the type and the shape.
-    """
-    if history.tokens < 1:
-        raise InvalidArgument(f"[import_history] tokens must be >= 1, got {history.tokens}")
-    wanted = set(types_of(geometry))
-    if set(history.items) != wanted:
-        wrong = sorted(wanted ^ set(history.items))[0]
-        raise InvalidArgument(
-            f"[import_history] items must be of each layer and each of its types, got one too "
-            f"many or too few: layer {wrong[0]}, {AttentionType(wrong[1]).name}"
-        )
-    for (layer, kind), rows in history.items.items():
-        least, most = _bounds(geometry, history.tokens, layer, kind)
-        width = width_of(geometry, layer, kind)
-        if rows.ndim != 2 or rows.shape[1] != width or not least <= len(rows) <= most:
-            raise InvalidArgument(
-                f"[import_history] {kind.name} of layer {layer} must be ({least} to {most}, "
-                f"{width}) for {history.tokens} tokens, got {tuple(rows.shape)}"
-            )
-
-
-def _bounds(
-    geometry: DeepSeekV4Geometry, tokens: int, layer: int, kind: AttentionType
-) -> tuple[int, int]:
-    ratio = geometry.compress_ratios[layer]
-    if kind is AttentionType.SWA:
-        return min(tokens, geometry.sliding_window - 1), tokens
-    if kind.is_state:
-        return least_inputs(tokens, ratio), tokens
-    return tokens // ratio, tokens // ratio

@@ -61,9 +61,19 @@ def global_indices(
     -------
     torch.Tensor, int64, shape (b, k)
         first + page * rows_per_page + local % rows_per_page, -1 where there is no page.
+
+    Raises
+    ------
+    InvalidArgument
+        If the table is not one of these rows.
     """
     import torch
 
+    if page_table.ndim != 2 or local.ndim != 2 or len(page_table) != len(local):
+        raise InvalidArgument(
+            "[global_indices] page_table and local must be (b, pages) and (b, k), got "
+            f"{tuple(page_table.shape)} and {tuple(local.shape)}"
+        )
     local = local.long()
     column = local.div(rows_per_page, rounding_mode="floor")
     exists = (local >= 0) & (column < page_table.shape[1])
@@ -120,22 +130,27 @@ class AttentionIndices:
         return self.rows[:, self.num_window :]
 
 
-def join(window: torch.Tensor, compressed: torch.Tensor | None) -> AttentionIndices:
-    """Put both parts into one index set.
+def check_row_count(name: str, count: int) -> None:
+    """Refuse a buffer of more rows than int32, which is what kernels take, has numbers for.
 
     Raises
     ------
     InvalidArgument
-        If a row does not fit into int32, which is what kernels take.
+        Naming the buffer.
     """
+    if count > 2**31:
+        raise InvalidArgument(
+            f"[DeepseekV4CacheManager] rows of {name} must be <= 2^31, which kernels take, "
+            f"got {count}; lower gpu_quota"
+        )
+
+
+def join(window: torch.Tensor, compressed: torch.Tensor | None) -> AttentionIndices:
+    """Put both parts into one index set. Rows fit into int32, see `check_row_count`."""
     import torch
 
     parts = [window] if compressed is None else [window, compressed]
     rows = torch.cat([part.long() for part in parts], 1)
-    if rows.device.type == "cpu" and rows.numel() and int(rows.max()) >= 2**31:
-        raise InvalidArgument(
-            f"[AttentionIndices] rows must be < 2^31, which kernels take, got {int(rows.max())}"
-        )
     return AttentionIndices(rows.to(torch.int32), window.shape[1])
 
 
@@ -158,9 +173,23 @@ def map_items(
         Of the buffer; a ring has fewer rows than a page has items.
     items_per_page : int
         A multiple of the page's rows.
+
+    Raises
+    ------
+    InvalidArgument
+        If the table, the items or the page cannot be.
     """
-    items = items.long()
-    ring = page.tokens_per_block
+    items, ring = items.long(), page.tokens_per_block
+    if page_table.ndim != 2 or items.ndim != 1 or rows.shape != items.shape:
+        raise InvalidArgument(
+            "[map_items] page_table, rows and items must be (b, pages), (n,) and (n,), got "
+            f"{tuple(page_table.shape)}, {tuple(rows.shape)} and {tuple(items.shape)}"
+        )
+    if items_per_page < 1 or items_per_page % ring != 0:
+        raise InvalidArgument(
+            f"[map_items] items_per_page must be a multiple of the page's {ring} rows, "
+            f"got {items_per_page}"
+        )
     column = items.div(items_per_page, rounding_mode="floor")
     places = (column * ring + items % ring).masked_fill(items < 0, -1)
     return map_tokens(page_table, rows, places, page)

@@ -153,7 +153,8 @@ def same_pages(pools: Sequence[TypePool]) -> None:
     if any(fact != facts[0] for fact in facts):
         raise InvalidArgument(
             f"[TypePool] page indices of {' and '.join(pool.role for pool in pools)} must be "
-            f"the same, got scales {[pool.scale for pool in pools]}"
+            f"the same, got scales {[pool.scale for pool in pools]}: another buffer of the size of "
+            "one is in its pool; take another kv_dtype or index_dtype"
         )
 
 

@@ -11,6 +11,7 @@
 Nothing here imports torch before a manager is made or an array handed in.
 """
 
+from sparse_kvcm.adapter.batch_store import StepFaultError
 from sparse_kvcm.dsa.choice import (
     V2_ARCHITECTURES,
     ManagerFeatures,
@@ -20,7 +21,7 @@ from sparse_kvcm.dsa.choice import (
 from sparse_kvcm.dsa.config import DsaCacheConfig, OffloadSizes
 from sparse_kvcm.dsa.manager import DsaManager
 from sparse_kvcm.dsa.manager_v1 import DSACacheManager
-from sparse_kvcm.dsa.manager_v2 import DSACacheManagerV2, StepFaultError
+from sparse_kvcm.dsa.manager_v2 import DSACacheManagerV2
 from sparse_kvcm.dsa.replay import IndexerMetadata, draft_replay
 from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping
 from sparse_kvcm.dsa.step_tensors import DsaStep

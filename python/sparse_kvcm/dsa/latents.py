@@ -6,9 +6,11 @@ The part that managers differ in by what they offload, not by their version.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import Batch, InvalidArgument, InvalidState, KvCacheManager, Storage
+from sparse_kvcm._core import InvalidArgument, InvalidState, Storage
+from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.dsa.buffers import key_pools, typed_view
 from sparse_kvcm.dsa.codecs import Record
 from sparse_kvcm.dsa.config import DsaCacheConfig
@@ -48,6 +50,22 @@ class LatentStore(ABC):
     @abstractmethod
     def view(self, layer: int, role: str) -> torch.Tensor:
         """As in `DsaManager.get_buffers`."""
+
+    @abstractmethod
+    def append(
+        self, request_id: int, slots: torch.Tensor, history: int, records: Mapping[int, Record]
+    ) -> None:
+        """Write records of all layers behind `history` tokens of a request that imports.
+
+        Parameters
+        ----------
+        request_id : int
+        slots : torch.Tensor, int32, shape (pages,)
+            Of its pages on the GPU.
+        history : int
+        records : mapping of int to Record
+            By layer.
+        """
 
     @abstractmethod
     def forget_step(self) -> None:
@@ -92,16 +110,19 @@ class ResidentLatents(LatentStore):
         pool = self.pools[self._config.key_roles.index(role)]
         return typed_view(pool.view(layer), self._config, role)
 
-    def write(self, layer: int, slots: torch.Tensor, history: int, record: Record) -> None:
-        """Write records behind `history` tokens of a request, in its slots, int32 ``[pages]``."""
+    def append(
+        self, request_id: int, slots: torch.Tensor, history: int, records: Mapping[int, Record]
+    ) -> None:
+        """See `LatentStore`."""
         import torch
 
-        n = len(record[0])
+        n = len(next(iter(records.values()))[0])
         positions = torch.arange(history, history + n, device=slots.device)
-        for pool, codes in zip(self.pools, record, strict=True):
+        for number, pool in enumerate(self.pools):
             table = kernel_page_indices(slots[None], pool.scale)
             mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
-            scatter(pool.view(layer), mapping, (codes,))
+            for layer, record in records.items():
+                scatter(pool.view(layer), mapping, (record[number],))
 
     def forget_step(self) -> None:
         """See `LatentStore`. A selection is not kept."""
@@ -120,18 +141,18 @@ class OffloadedLatents(LatentStore):
 
     Parameters
     ----------
-    manager : KvCacheManager
-    batch : Batch
-        Whose steps these are.
+    store : BatchStore
+        Whose manager has the model's selection groups.
     config : DsaCacheConfig
     """
 
-    def __init__(self, manager: KvCacheManager, batch: Batch, config: DsaCacheConfig) -> None:
+    def __init__(self, store: BatchStore, config: DsaCacheConfig) -> None:
         from torch.utils.dlpack import from_dlpack
 
+        manager = store.manager
         self.pools = []
         self._config = config
-        self._batch = batch
+        self._store = store
         self._arenas = {layer: from_dlpack(manager.arena(layer)) for layer in manager.layers}
         self._selected: dict[int, ResolveOutputs] = {}  # by selection group
 
@@ -139,12 +160,7 @@ class OffloadedLatents(LatentStore):
         """See `LatentStore`. Resolves, and fetches what the arena lacks for all member layers."""
         from torch.utils.dlpack import from_dlpack
 
-        from sparse_kvcm.dsa.streams import current_stream
-
-        stream = current_stream(self._config.device)
-        out = self._batch.resolve(group, step.rows, selection, stream=stream)
-        self._batch.fetch(group, step.rows, out, stream=stream)
-        self._selected[group] = out
+        out = self._selected[group] = self._store.select(group, step.rows, selection)
         return from_dlpack(out.slots)
 
     def resolved(self, group: int) -> ResolveOutputs:
@@ -177,6 +193,15 @@ class OffloadedLatents(LatentStore):
         begin, size = page.regions[roles.index(role)]
         region = arena[:, begin : begin + page.tokens_per_block * size]
         return region.view(len(arena), page.tokens_per_block, 1, size)
+
+    def append(
+        self, request_id: int, slots: torch.Tensor, history: int, records: Mapping[int, Record]
+    ) -> None:
+        """See `LatentStore`."""
+        import torch
+
+        units = {layer: torch.cat(record, 1).cpu().numpy() for layer, record in records.items()}
+        self._store.import_units(request_id, units)
 
     def forget_step(self) -> None:
         """See `LatentStore`."""

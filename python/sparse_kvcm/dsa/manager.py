@@ -1,12 +1,13 @@
-"""What DSA cache managers of both versions do alike: records, index keys, one step at a time."""
+"""What DSA cache managers of both versions do alike: records, index keys, selections."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument, InvalidState
+from sparse_kvcm.adapter.manager import RequestManager
+from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.dsa import codecs
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.latents import LatentStore
@@ -14,7 +15,7 @@ from sparse_kvcm.dsa.pools import RolePool
 from sparse_kvcm.dsa.scatter import gather, scatter
 from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_slots, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
-from sparse_kvcm.step import StepRequest, prepare
+from sparse_kvcm.step import PreparedStep
 
 if TYPE_CHECKING:
     import torch
@@ -22,36 +23,26 @@ if TYPE_CHECKING:
 Role = Literal["KEY", "KEY_BLOCK_SCALE", "INDEX_KEY", "ALL"]
 
 
-class DsaManager(ABC):
+class DsaManager(RequestManager[DsaStep]):
     """A DSA cache: latents of all layers, and index keys of the layers that own an indexer.
 
     A step is `prepare_step`; per selection group `select`, per layer `write_latents`,
-    `write_index_keys` and `gather_latents` in the order of the model; then `end_step`. A forward
-    that fails needs no call: the next `prepare_step`, or `abort_step`, drops all that it began. One
-    thread at a time.
+    `write_index_keys` and `gather_latents` in the order of the model; then `end_step`. See
+    `RequestManager` for requests and for a forward that fails.
     """
 
-    config: DsaCacheConfig
-    index_keys: RolePool
-    _latents: LatentStore
-    _tensors: StepTensors
-    _step: DsaStep | None = None
+    def __init__(
+        self, config: DsaCacheConfig, store: Store, latents: LatentStore, index_keys: RolePool
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.index_keys = index_keys
+        self._latents = latents
+        pools = [*latents.pools, index_keys]
+        self._tensors = StepTensors(pools, config.max_batch_size, config.max_pages, config.device)
 
     # --- requests ---
 
-    @abstractmethod
-    def add_request(self, request_id: int, max_tokens: int) -> None:
-        """Make a request that will have at most so many tokens.
-
-        Raises
-        ------
-        InvalidArgument
-            For an id in use, or more tokens than max_seq_len.
-        OutOfPages
-            If there is no room for it; it is unknown then.
-        """
-
-    @abstractmethod
     def import_history(
         self,
         request_id: int,
@@ -63,7 +54,7 @@ class DsaManager(ABC):
         Parameters
         ----------
         request_id : int
-            Outside of an open step.
+            Without a row.
         latents : mapping of int to torch.Tensor, float, shape (n, rank + rope)
             By layer, for all layers.
         index_keys : mapping of int to torch.Tensor, float, shape (n, index_head_dim)
@@ -73,73 +64,32 @@ class DsaManager(ABC):
         ------
         InvalidArgument
             If a layer or a shape does not fit.
+        InvalidState
+            If it has a row: it has decoded.
         OutOfPages
             If there is no room; the request is as it was.
         """
+        import torch
 
-    @abstractmethod
-    def free_request(self, request_id: int) -> None:
-        """End a request. What it had is reused once an open step no longer reads it."""
-
-    @abstractmethod
-    def suspend_request(self, request_id: int) -> None:
-        """Give a request's row back, and all that its version keeps for requests with a row.
-
-        Raises
-        ------
-        InvalidState
-            In an open step.
-        OutOfPages
-            If there is no room for what it leaves; it stays as it was.
-        """
-
-    @abstractmethod
-    def resume_request(self, request_id: int) -> None:
-        """Make a suspended request ready for `prepare_step`.
-
-        Raises
-        ------
-        OutOfPages
-            If there is no room; it stays suspended.
-        """
+        history = self._check_known("import_history", request_id)
+        if self.store.row_of(request_id) is not None:
+            raise InvalidState(
+                f"[import_history] request {request_id} has decoded; its prompt is complete"
+            )
+        length = history + self._check_import(latents, index_keys)
+        self.store.take(request_id, length, history)
+        try:
+            slots = self.store.page_indices(request_id, self.index_keys.layer_group)
+            on_device = torch.from_numpy(slots).to(self.config.device)
+            self._import_index_keys(on_device, history, index_keys)
+            records = {layer: self._encode(rows) for layer, rows in latents.items()}
+            self._latents.append(request_id, on_device, history, records)
+        except BaseException:
+            self.store.give_back(request_id)
+            raise
+        self.store.take(request_id, length, length)
 
     # --- one step ---
-
-    def prepare_step(
-        self, requests: Iterable[StepRequest], *, padded_size: int | None = None
-    ) -> DsaStep:
-        """Open a step and return its index tensors, in the order in which the forward runs it.
-
-        Parameters
-        ----------
-        requests : iterable of StepRequest
-            In any order; see `sparse_kvcm.step.prepare`, which also lists what is raised.
-        padded_size : int, optional
-            Rows of the graph that runs it.
-        """
-        self._check_late_errors()
-        prepared = prepare(self, requests, padded_size=padded_size, decode_only=self._decode_only)
-        try:
-            self._step = self._tensors.make(prepared, self._base_table)
-        except BaseException:
-            self.abort_step()
-            raise
-        return self._step
-
-    def end_step(self) -> None:
-        """Make the step's tokens real. Who still reads is waited for before memory is reused."""
-        self._commit(self._open("end_step"))
-        self._step = None
-        self._latents.forget_step()
-
-    def abort_step(self) -> None:
-        """Drop the step: every request is as it was before. No-op without one."""
-        self.abort_open_step()
-
-    @property
-    def step(self) -> DsaStep | None:
-        """The step that is open."""
-        return self._step
 
     def select(self, layer: int, selection: torch.Tensor) -> torch.Tensor:
         """Find the tokens that an indexer selected, and bring them to the GPU.
@@ -245,59 +195,13 @@ class DsaManager(ABC):
         sizes = {"KEY_BLOCK_SCALE": 0, "INDEX_KEY": self.index_keys.bytes_per_token} | sizes
         return sum(sizes.values()) if role == "ALL" else sizes[role]
 
-    # --- what versions differ in, beside `StepBackend` ---
-
-    _decode_only: bool
-
-    @abstractmethod
-    def abort_open_step(self) -> None:
-        """As in `StepBackend`."""
-
-    @property
-    def max_rows(self) -> int:
-        """Most requests of a step."""
-        return self.config.max_batch_size
-
-    @abstractmethod
-    def frontier(self, request_id: int) -> int | None:
-        """As in `StepBackend`."""
-
-    @abstractmethod
-    def row_of(self, request_id: int) -> int | None:
-        """As in `StepBackend`."""
-
-    @abstractmethod
-    def seat(self, request_id: int) -> int:
-        """As in `StepBackend`."""
-
-    @abstractmethod
-    def unseat(self, request_id: int) -> None:
-        """As in `StepBackend`."""
-
-    @abstractmethod
-    def grow(self, lengths: Mapping[int, int]) -> Mapping[int, str]:
-        """As in `StepBackend`."""
-
-    @abstractmethod
-    def publish(self) -> Iterable[int]:
-        """As in `StepBackend`."""
-
-    @abstractmethod
-    def _commit(self, step: DsaStep) -> None: ...
-
-    @abstractmethod
-    def _base_table(self, layer_group: int) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _check_late_errors(self) -> None:
-        """Raise what the device reported after the last step."""
-
     # --- parts ---
 
-    def _open(self, function: str) -> DsaStep:
-        if self._step is None:
-            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-        return self._step
+    def _make_step(self, prepared: PreparedStep) -> DsaStep:
+        return self._tensors.make(prepared, self.store.base_tables)
+
+    def _forget_selections(self) -> None:
+        self._latents.forget_step()
 
     def _check_leader(self, function: str, layer: int) -> None:
         geometry = self.config.geometry

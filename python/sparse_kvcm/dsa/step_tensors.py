@@ -81,7 +81,6 @@ class StepTensors:
         import torch
 
         self._pools = {pool.role: pool for pool in pools}
-        self._stale: set[int] = set()  # rows whose slots are others than the tables show
         self._tables = {
             role: ForwardTable(max_rows, max_pages, pool.scale, device)
             for role, pool in self._pools.items()
@@ -107,7 +106,6 @@ class StepTensors:
         """
         import torch
 
-        self._stale |= prepared.dirty  # beside those of a step whose tensors could not be made
         b = len(prepared.rows)
         padding = [0] * (b - len(prepared.requests))
         lengths = [one.length for one in prepared.requests] + padding
@@ -116,10 +114,9 @@ class StepTensors:
         tables: dict[str, torch.Tensor] = {}
         slots: dict[str, SlotMapping] = {}
         for role, pool in self._pools.items():
-            self._tables[role].refresh(base(pool.layer_group), prepared.rows, self._stale)
+            self._tables[role].refresh(base(pool.layer_group), prepared.rows, set(prepared.dirty))
             tables[role] = self._tables[role].indices[:b]
             slots[role] = self._map(pool, tables[role], prepared)
-        self._stale.clear()
         return DsaStep(prepared, self._rows[:b], self._lengths[:b], tables, slots)
 
     def _map(self, pool: RolePool, table: torch.Tensor, prepared: PreparedStep) -> SlotMapping:

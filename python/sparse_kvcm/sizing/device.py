@@ -234,8 +234,8 @@ def _pool_config(
     return StorageConfig(
         cache_tiers=tiers,
         layers=workload.pool_layers(offload=False),
-        constraints=constraints,
-        **workload.storage_fields(),
+        constraints=constraints + workload.prompt_steps(),
+        **(workload.storage_fields() | workload.resident_steps(batch)),
     )
 
 

@@ -131,6 +131,8 @@ def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cp
         kv.host_cache_size or 0,
         config.num_batches,
         device,
+        # Who decodes only gets prompts computed; others compute them in steps.
+        0 if config.offloads or config.generation_only else kv.max_num_tokens,
     )
 
 

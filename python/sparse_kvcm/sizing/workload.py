@@ -14,6 +14,7 @@ from sparse_kvcm._core import (
     MAX_CACHED_SLOTS,
     MAX_PAGE_TOKENS,
     MAX_ROWS,
+    MAX_TIER_BYTES,
     MAX_UNITS,
     BatchDesc,
     InvalidArgument,
@@ -21,6 +22,7 @@ from sparse_kvcm._core import (
     KvCacheManagerConfig,
     LayerConfig,
     SelectionGroupConfig,
+    SwaScratchReuseConfig,
 )
 from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.checks import check_int
@@ -52,6 +54,8 @@ class Workload:
     num_batches : int
         Batches at a time: each has its own buffers. 2 with an overlap scheduler.
     device : str
+    max_num_tokens : int
+        Tokens of a prompt's step without offload; 0: prompts come in computed.
     """
 
     geometry: ModelGeometry
@@ -65,6 +69,7 @@ class Workload:
     host_cache_size: int = 0
     num_batches: int = 1
     device: str = "cpu"
+    max_num_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens_per_block == 0:
@@ -78,6 +83,7 @@ class Workload:
         )
         check_int(FUNCTION, "avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
         check_int(FUNCTION, "num_batches", self.num_batches, 1, 16)
+        check_int(FUNCTION, "max_num_tokens", self.max_num_tokens, 0, MAX_TIER_BYTES)
         if not LEAST_UTIL_FOR_RESUME <= self.max_util_for_resume <= 1:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL_FOR_RESUME}, 1], "
@@ -186,6 +192,28 @@ class Workload:
     def usual_step(self, batch: int) -> BatchDesc:
         """A step of `batch` requests of the usual length, at their widest."""
         return self.decode_step(batch, self.sampled_length(self.usual_seq_len))
+
+    def resident_steps(self, batch: int) -> dict[str, Any]:
+        """What a storage with prompts' steps has beyond `storage_fields`: nothing without them.
+
+        One request computes its prompt while the others decode; pages of windows that nobody reads
+        after the step share slots.
+        """
+        if self.max_num_tokens == 0:
+            return {}
+        decodes = [self.usual_step(1).kv_caches[0]] * (batch - 1)
+        return {
+            "typical_step": BatchDesc([self._context, *decodes]),
+            "swa_scratch_reuse": SwaScratchReuseConfig(),
+        }
+
+    def prompt_steps(self) -> list[BatchDesc]:
+        """The largest step of a prompt, if there are any."""
+        return [BatchDesc([self._context])] if self.max_num_tokens else []
+
+    @property
+    def _context(self) -> KvCacheDesc:
+        return KvCacheDesc(min(self.max_num_tokens, self.max_seq_len), 0)
 
     def sampled_length(self, tokens: int) -> int:
         """The first token of the last page of a request.

@@ -17,6 +17,16 @@ def float32_bits(values):
 
 
 @triton.jit
+def to_float32(values):
+    """BF16, FP16 or FP32 as float32. Triton's interpreter rounds BF16 that is not normal."""
+    if values.dtype == tl.bfloat16:
+        bits = values.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return values.to(tl.float32)
+
+
+@triton.jit
 def to_bf16_bits(values):
     """Upper halves of float32, rounded, int16."""
     bits = float32_bits(values)

@@ -18,10 +18,10 @@ def _place(pages, slot, page_stride, offset, UNITS: tl.constexpr, UNIT_BYTES: tl
 def _load(elements, rotary, columns, mask, SPLIT: tl.constexpr, COUNT: tl.constexpr):
     """Elements of a unit as float32; those from SPLIT on are in `rotary`."""
     first = mask & (columns < SPLIT)
-    values = tl.load(elements + columns, mask=first, other=0).to(tl.float32)
+    values = formats.to_float32(tl.load(elements + columns, mask=first, other=0))
     if SPLIT < COUNT:
         rest = tl.load(rotary + columns - SPLIT, mask=mask & (columns >= SPLIT), other=0)
-        values = tl.where(columns < SPLIT, values, rest.to(tl.float32))
+        values = tl.where(columns < SPLIT, values, formats.to_float32(rest))
     return values
 
 
@@ -100,7 +100,9 @@ def write_units(
             columns = tl.arange(0, ROPE_BLOCK)
             mask = columns < ROPE
             values = tl.load(rest + columns, mask=mask, other=0)
-            _store_plain(place + ROTARY_AT, values.to(tl.float32), columns, mask, ROTARY_FORMAT)
+            _store_plain(
+                place + ROTARY_AT, formats.to_float32(values), columns, mask, ROTARY_FORMAT
+            )
 
 
 @triton.jit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,3 +61,29 @@ def token_list(function: str, name: str, tokens: torch.Tensor, vocab_size: int) 
                 f"{token} at index {index}"
             )
     return ids
+
+
+def prompt_tokens(
+    function: str, prompt_ids: Sequence[int] | torch.Tensor, vocab_size: int, device: torch.device
+) -> torch.Tensor:
+    """A prompt as int64 ``[1, n]`` on a device.
+
+    Raises
+    ------
+    ValueError
+        If it is not one row of at least one token, or as `token_list`.
+    """
+    ids = torch.as_tensor(prompt_ids, device=device)
+    if ids.ndim != 1 or len(ids) < 1:
+        raise ValueError(
+            f"[{function}] prompt_ids must be one row of at least 1 token, got shape "
+            f"{tuple(ids.shape)}"
+        )
+    token_list(function, "prompt_ids", ids, vocab_size)
+    return ids[None].long()
+
+
+def cache_argument(model: Any) -> str:
+    """The name of the argument by which a model takes its cache; transformers 5.24 changed it."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"

@@ -11,14 +11,13 @@ from transformers.cache_utils import DynamicIndexedLayer
 import sparse_kvcm as kvcm
 from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.integrations.transformers._arguments import check_model
+from sparse_kvcm.integrations.transformers._closing import Closing
 from sparse_kvcm.integrations.transformers.dsa_steps import steps_for
 from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_for
 from sparse_kvcm.integrations.transformers.state import CacheState, Form
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transformers import PreTrainedModel
 
 
@@ -98,7 +97,7 @@ class OffloadedLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
         _refuse("batch_select_indices", "rows stay; use a StepDriver for requests that leave")
 
 
-class OffloadedCache(DynamicCache):
+class OffloadedCache(Closing, DynamicCache):
     """A transformers cache whose latents live in host memory, behind a small lease per request.
 
     Pass it as the cache of ``generate`` or of ``forward``. The first forward must hold the whole
@@ -222,14 +221,3 @@ class OffloadedCache(DynamicCache):
         """Close the requests and free the rows. The cache cannot be used after that."""
         self.reset()
         self._state.steps.close()
-
-    def __enter__(self) -> OffloadedCache:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

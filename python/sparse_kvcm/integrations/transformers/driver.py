@@ -9,7 +9,6 @@ and puts those that stay back in, with new padding.
 from __future__ import annotations
 
 import enum
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,13 @@ import torch
 import sparse_kvcm as kvcm
 from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.integrations.transformers._arguments import (
+    cache_argument,
     check_int,
     check_model,
+    prompt_tokens,
     token_list,
 )
+from sparse_kvcm.integrations.transformers._closing import Closing
 from sparse_kvcm.integrations.transformers.attention import IMPLEMENTATION
 from sparse_kvcm.integrations.transformers.cache import OffloadedCache
 from sparse_kvcm.integrations.transformers.dsa_steps import steps_for
@@ -31,8 +33,6 @@ from sparse_kvcm.integrations.transformers.state import CacheState, Form, Parked
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transformers import PreTrainedModel
 
 
@@ -82,7 +82,7 @@ def greedy(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-class StepDriver:
+class StepDriver(Closing):
     """Decodes requests that come and go, with their latents in host memory.
 
     Parameters
@@ -147,9 +147,7 @@ class StepDriver:
         self._form = form
         self._sample = sample
         self._eos_token_id = eos_token_id
-        parameters = inspect.signature(model.forward).parameters
-        # transformers 5.24 renamed the argument.
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_argument = cache_argument(model)
         self._steps = steps_for(manager, geometry, max_rows=max_rows, max_length=max_length)
         self._state = self._make_state(max_length)
         self._requests: list[Request] = []  # active and suspended
@@ -187,23 +185,19 @@ class StepDriver:
         OutOfPages
             If the arena or host history is full.
         """
-        ids = torch.as_tensor(prompt_ids, device=self._steps.device)
-        if ids.ndim != 1 or len(ids) < 1:
-            raise ValueError(
-                "[StepDriver.add] prompt_ids must be one row of at least 1 token, got shape "
-                f"{tuple(ids.shape)}"
-            )
-        token_list("StepDriver.add", "prompt_ids", ids, self._model.config.vocab_size)
+        ids = prompt_tokens(
+            "StepDriver.add", prompt_ids, self._model.config.vocab_size, self._steps.device
+        )
         check_int("StepDriver.add", "max_new_tokens", max_new_tokens)
-        need = len(ids) + max_new_tokens - 1
+        need = ids.numel() + max_new_tokens - 1
         if need > self._steps.max_length:
             raise ValueError(
                 "[StepDriver.add] prompt and output must take at most max_length = "
                 f"{self._steps.max_length} units, got {need}"
             )
-        request = Request(len(ids), max_new_tokens)
+        request = Request(ids.numel(), max_new_tokens)
         state = self._make_state(need)
-        tokens = self._forward(state, ids[None].long(), [request])
+        tokens = self._forward(state, ids, [request])
         (request._parked,) = state.take()
         self._requests.append(request)
         self._note(request, tokens[0])
@@ -350,17 +344,6 @@ class StepDriver:
                 f"[StepDriver.{function}] the request must be one of this driver's, not finished; "
                 f"it is {request.state.value}"
             )
-
-    def __enter__(self) -> StepDriver:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check_implementation(model: PreTrainedModel) -> None:

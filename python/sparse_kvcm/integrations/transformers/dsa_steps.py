@@ -9,10 +9,10 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.dsa.manager_v2 import DSACacheManagerV2
 from sparse_kvcm.dsa.slot_mapping import map_full_kv, spread
-from sparse_kvcm.dsa.streams import current_stream
 from sparse_kvcm.integrations.transformers.geometry import DsaGeometry
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
 from sparse_kvcm.integrations.transformers.steps import DecodeError, DecodeSteps, Steps
@@ -35,7 +35,7 @@ class DsaRequest:
     @property
     def row(self) -> int | None:
         """Its seat."""
-        return self.manager.row_of(self.request_id)
+        return self.manager.store.row_of(self.request_id)
 
     def suspend(self, stream: int = 0) -> None:
         """Give its seat back."""
@@ -106,7 +106,7 @@ class DsaSteps:
         """Resume a request and seat it."""
         self.manager.resume_request(request.request_id)
         try:
-            self.manager.seat(request.request_id)
+            self.manager.store.seat(request.request_id)
         except Exception:
             self.manager.suspend_request(request.request_id)
             raise
@@ -119,7 +119,7 @@ class DsaSteps:
     ) -> None:
         """Append a prompt, and seat its request: the lowest row goes to who comes first."""
         self.manager.import_history(request.request_id, latents, index_keys)
-        self.manager.seat(request.request_id)
+        self.manager.store.seat(request.request_id)
 
     # --- one step ---
 
@@ -237,9 +237,9 @@ def steps_for(
 ) -> Steps:
     """Steps of the kind that a manager takes."""
     if isinstance(manager, DsaManager):
-        if max_rows > manager.max_rows or max_length > manager.config.max_seq_len:
+        if max_rows > manager.store.max_rows or max_length > manager.config.max_seq_len:
             raise ValueError(
-                f"[DsaSteps] max_rows must be <= {manager.max_rows} and max_length <= "
+                f"[DsaSteps] max_rows must be <= {manager.store.max_rows} and max_length <= "
                 f"{manager.config.max_seq_len}, as the manager's, got {max_rows} and {max_length}"
             )
         return DsaSteps(manager, geometry, max_length=max_length)

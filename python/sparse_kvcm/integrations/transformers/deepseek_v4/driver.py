@@ -6,7 +6,6 @@ DeepSeek-V4's compressors close their groups for all rows of a batch at once.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,15 +14,19 @@ import torch
 
 from sparse_kvcm._core import InvalidState
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
-from sparse_kvcm.integrations.transformers._arguments import check_int, token_list
+from sparse_kvcm.integrations.transformers._arguments import (
+    cache_argument,
+    check_int,
+    prompt_tokens,
+    token_list,
+)
+from sparse_kvcm.integrations.transformers._closing import Closing
 from sparse_kvcm.integrations.transformers.deepseek_v4.cache import ManagedV4Cache
 from sparse_kvcm.integrations.transformers.deepseek_v4.hooks import attach
 from sparse_kvcm.integrations.transformers.deepseek_v4.state import Form
 from sparse_kvcm.integrations.transformers.driver import RequestState
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transformers import PreTrainedModel
 
 
@@ -75,7 +78,7 @@ def greedy(logits: torch.Tensor, request: V4Request) -> int:
     return int(logits.argmax())
 
 
-class V4StepDriver:
+class V4StepDriver(Closing):
     """Decodes requests that come and go on one manager. A context: it attaches its hooks.
 
     Parameters
@@ -108,9 +111,7 @@ class V4StepDriver:
         self._sample = sample
         self._requests: list[V4Request] = []
         self._hooks = attach(model)
-        parameters = inspect.signature(model.forward).parameters
-        # transformers 5.24 renamed the argument.
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_argument = cache_argument(model)
         self._hooks.__enter__()
 
     @property
@@ -128,24 +129,20 @@ class V4StepDriver:
         OutOfPages
             If there is no room.
         """
-        ids = torch.as_tensor(prompt_ids, device=self._model.device)
-        if ids.ndim != 1 or len(ids) < 1:
-            raise ValueError(
-                "[V4StepDriver.add] prompt_ids must be one row of at least 1 token, got shape "
-                f"{tuple(ids.shape)}"
-            )
-        token_list("V4StepDriver.add", "prompt_ids", ids, self._model.config.vocab_size)
+        ids = prompt_tokens(
+            "V4StepDriver.add", prompt_ids, self._model.config.vocab_size, self._model.device
+        )
         check_int("V4StepDriver.add", "max_new_tokens", max_new_tokens)
         cache = ManagedV4Cache(
             self._model,
             self.manager,
-            max_length=len(ids) + max_new_tokens - 1,
+            max_length=ids.numel() + max_new_tokens - 1,
             form=self._form,
             owns_steps=False,
         )
-        request = V4Request(len(ids), max_new_tokens, cache)
+        request = V4Request(ids.numel(), max_new_tokens, cache)
         try:
-            token = self._forward(request, ids[None].long())
+            token = self._forward(request, ids)
         except BaseException:
             cache.reset()
             raise
@@ -228,14 +225,3 @@ class V4StepDriver:
                 f"[V4StepDriver.{function}] the request must be one of this driver's and "
                 f"{state.value}, it is {request.state.value}"
             )
-
-    def __enter__(self) -> V4StepDriver:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

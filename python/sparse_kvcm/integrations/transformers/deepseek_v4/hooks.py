@@ -80,15 +80,45 @@ def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return
     ids = kwargs.get("input_ids", args[0] if args else None)
     ids = kwargs.get("inputs_embeds") if ids is None else ids
-    mask = kwargs.get("attention_mask")
-    if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not bool(mask.bool().all()):
-        cache.state.recover()
-        raise NotImplementedError(
-            "[ManagedV4Cache] attention_mask must have no padding: compressors of DeepSeek-V4 have "
-            "one phase for all rows; use a V4StepDriver for requests of different lengths"
-        )
     assert ids is not None
+    cache.state.recover()
+    _refuse_padding(kwargs.get("attention_mask"))
+    _refuse_positions(kwargs.get("position_ids"), cache.get_seq_length(), ids.shape[1])
     cache.state.begin(ids.shape[0], ids.shape[1])
+
+
+_ADVICE = (
+    "use a V4StepDriver, which takes each prompt without its padding, or batches of one length"
+)
+
+
+def _refuse_padding(mask: object) -> None:
+    """Rows have one length: stock compressors close their groups for all of them at once."""
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+        kind = f"shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask)
+        raise NotImplementedError(
+            f"[ManagedV4Cache] attention_mask must be (requests, tokens) or None, got {kind}: a "
+            f"mask that is made already may hide padding; {_ADVICE}"
+        )
+    padding = (~mask.bool()).sum(1).tolist()
+    if any(padding):
+        raise NotImplementedError(
+            f"[ManagedV4Cache] attention_mask must have no padding, got {padding} tokens of it in "
+            f"the rows: compressors of DeepSeek-V4 have one phase for all rows; {_ADVICE}"
+        )
+
+
+def _refuse_positions(positions: object, seen: int, tokens: int) -> None:
+    """Positions that skip or repeat are padding by another name."""
+    if isinstance(positions, torch.Tensor):
+        wanted = torch.arange(seen, seen + tokens, device=positions.device)
+        if positions.shape[-1] != tokens or not bool((positions == wanted).all()):
+            raise NotImplementedError(
+                f"[ManagedV4Cache] position_ids must be {seen} to {seen + tokens - 1} in each row, "
+                f"got {positions.tolist()}; {_ADVICE}"
+            )
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
