@@ -54,21 +54,28 @@ def _keys(scores, unit, length):
 
 @triton.jit
 def top_k(scores, lengths, out, scores_stride, K: tl.constexpr, CHUNK: tl.constexpr):
-    """The K best units of a row, by bisection of the K-th best score; in no order, -1 = none."""
+    """The K best units of a row, by the digits of the K-th best score; in no order, -1 = none."""
     place = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + place)
     scores += place * scores_stride
     out += place * K
     threshold = tl.full((), 0, tl.uint32)
-    bit = tl.full((), 0x80000000, tl.uint32)
-    for _ in range(32):
-        candidate = threshold | bit
-        count = 0
+    wanted = K
+    digits = tl.arange(0, 512)  # of 8 bits; 256 is for keys that are out already
+    for step in tl.static_range(4):
+        shift = 24 - 8 * step
+        counts = tl.zeros((512,), tl.int32)
         for begin in range(0, length, CHUNK):
-            keys = _keys(scores, begin + tl.arange(0, CHUNK), length)
-            count += tl.sum((keys >= candidate).to(tl.int32))
-        threshold = tl.where(count >= K, candidate, threshold)
-        bit = bit >> 1
+            unit = begin + tl.arange(0, CHUNK)
+            keys = _keys(scores, unit, length)
+            same = (((keys ^ threshold) >> shift) >> 8) == 0
+            digit = ((keys >> shift) & 255).to(tl.int32)
+            counts += tl.histogram(tl.where(same & (unit < length), digit, 256), 512)
+        counts = tl.where(digits < 256, counts, 0)
+        at_least = tl.sum(counts, 0) - tl.cumsum(counts, 0) + counts
+        best = tl.max(tl.where((at_least >= wanted) & (digits < 256), digits, 0), 0)
+        wanted -= tl.sum(tl.where((digits > best), counts, 0), 0)
+        threshold = threshold | (best.to(tl.uint32) << shift)
     better = 0
     for begin in range(0, length, CHUNK):
         unit = begin + tl.arange(0, CHUNK)

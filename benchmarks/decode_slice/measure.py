@@ -114,13 +114,15 @@ class Point:
         self.forward = Forward(cache, weights, self.bucket, run.overlap)
         self.forward.rows[:n] = torch.tensor(cache.rows, dtype=torch.int32).to(cache.device)
         self.inputs = Inputs(cache, run, self.bucket)
-        self._step = 0
+        self._step, self._publish_ms = 0, 0.0
         self._gpu = cache.device != "cpu"
 
     def step(self, launch: Callable[[], object], opened: Callable[[], object] | None = None) -> int:
         """Decode a token of each request; `opened` is called between publish and `launch`."""
         self.inputs.feed(self.forward, self._step)
+        begin = time.perf_counter()
         self._cache.begin_step()
+        self._publish_ms = 1000 * (time.perf_counter() - begin)
         if opened is not None:
             opened()
         launch()
@@ -172,13 +174,16 @@ class Point:
 
     def _time(self, launch: Callable[[], object]) -> dict[str, float]:
         """Median and 99th percentile between ends of steps; the flush; the host's part."""
-        steps, host = self._run.steps, []
+        steps = self._run.steps
+        host: list[float] = []
+        publish: list[float] = []
         ends, opened = [_stamp(self._gpu)], []
         for _ in range(steps):
             begin = time.perf_counter()
             self.step(launch, lambda: opened.append(_stamp(self._gpu)))
             ends.append(_stamp(self._gpu))
             host.append(1000 * (time.perf_counter() - begin))
+            publish.append(self._publish_ms)
         if self._gpu:
             torch.cuda.synchronize()
         each = [_ms_between(a, b) for a, b in pairwise(ends)]
@@ -187,6 +192,7 @@ class Point:
             "step_ms": statistics.median(each),
             "step_ms_p99": sorted(each)[min(len(each) - 1, int(0.99 * len(each)))],
             "host_ms": statistics.median(host),
+            "publish_host_ms": statistics.median(publish),
             "flush_ms": statistics.median(flushes),
         }
 

@@ -136,14 +136,14 @@ def _v4_slice(geometry: DeepSeekV4Geometry, layers: int) -> DeepSeekV4Geometry:
     return replace(geometry, num_layers=layers, groups=groups, compress_ratios=ratios)
 
 
-_TINY_DSA = DsaGeometry("tiny", 6, ((0, 1), (2, 3, 4, 5)), 32, 1, 128, 1 << 20, 64, 16, 2)
+_TINY_DSA = DsaGeometry("tiny", 6, ((0, 1), (2, 3, 4, 5)), 32, 1, 128, 1 << 20, 64, 16, 16)
 _TINY_V4 = DeepSeekV4Geometry(
     "tiny-v4", 4, ((0,), (2,)), 16, 4, 128, 1 << 20, 64, 16, 32, (4, 128, 4, 128)
 )
 
 
 def _tiny(name: str) -> SliceModel:
-    sizes = {"hidden": 64, "heads": 4, "q_lora": 32, "index_heads": 2}
+    sizes = {"hidden": 64, "heads": 4, "q_lora": 32, "index_heads": 16}
     experts = {"experts": 8, "experts_per_token": 2, "expert_width": 32}
     if name == "tiny":
         return SliceModel(

@@ -42,7 +42,7 @@ def predict(record: Record, records: list[Record]) -> None:
     """Add what the planner's model of time says: a resident step and a fetch that nothing hides.
 
     The resident step of the same batch is taken from the runs, between or beyond them by the line
-    through the nearest two.
+    through the nearest two. A resident run of just as many requests tells what offload costs them.
     """
     curve = CURVES.get((record["model"], record["trace"]), CURVES.get(("", record["trace"])))
     link = record.get("link_gb_s")
@@ -52,6 +52,9 @@ def predict(record: Record, records: list[Record]) -> None:
         if one["mode"] == "resident"
         and all(one[name] == record[name] for name in ("model", "layers", "prompt", "experts"))
     )
+    same = [ms for batch, ms in resident if batch == record["batch"]]
+    if record["mode"] == "offloaded" and same:
+        record["step_over_resident"] = record["step_ms"] / same[0]
     if record["mode"] != "offloaded" or curve is None or not link or not resident:
         return
     try:
@@ -106,7 +109,7 @@ def peaks(records: list[Record]) -> list[Record]:
 def show(records: Iterable[Record]) -> None:
     """Print a row per run."""
     times = ("step", "p99", "host", *PHASES)
-    columns = ("run", "batch", "tokens/s", *times, "hit %", "GB/s", "link %", "plan")
+    columns = ("run", "batch", "tokens/s", *times, "hit %", "GB/s", "link %", "plan", "x")
     rows = []
     for one in records:
         run = f"{one['model']} {one['prompt'] // 1024}K {one['mode']}"
@@ -120,5 +123,6 @@ def show(records: Iterable[Record]) -> None:
             f"{100 * one['hit_rate']:.1f}", f"{one.get('fetch_gb_s', 0):.1f}",
             "-" if share is None else f"{100 * share:.0f}",
             f"{one['predicted']['step_ms']:.2f}" if "predicted" in one else "-",
+            f"{one['step_over_resident']:.3f}" if "step_over_resident" in one else "-",
         ])  # fmt: skip
-    print_table(columns, rows, "steps of a slice, ms")
+    print_table(columns, rows, "steps of a slice, ms; x: by a resident step of as many requests")

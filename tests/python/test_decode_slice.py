@@ -217,8 +217,12 @@ def test_the_planner_is_asked_with_the_resident_step_of_the_same_batch() -> None
     resident = [
         common | {"mode": "resident", "batch": b, "step_ms": ms} for b, ms in ((8, 2.0), (16, 3.0))
     ]
-    one = common | {"mode": "offloaded", "batch": 24}
+    one = common | {"mode": "offloaded", "batch": 24, "step_ms": 9.0}
     report.predict(one, [*resident, one])
+    assert "step_over_resident" not in one
+    equal = common | {"mode": "offloaded", "batch": 16, "step_ms": 6.0}
+    report.predict(equal, resident)
+    assert equal["step_over_resident"] == 2.0
     fetch = 24 * 4608 * 2048 * 0.134 / 50e9 * 1e3
     assert one["predicted"]["fetch_ms"] == pytest.approx(fetch)
     assert one["predicted"]["step_ms"] == pytest.approx(4.0 + fetch)
@@ -234,6 +238,31 @@ def gpu() -> str:
     if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):
         pytest.fail("SPARSE_KVCM_REQUIRE_CUDA is set and there is no GPU")
     pytest.skip("no GPU")
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "bf16"])
+def test_experts_of_a_gpu_are_those_of_a_loop(dtype: str, gpu: str) -> None:
+    """FP8 up to the rounding of inputs, 2^-4 of each."""
+    model = make_slice("tiny")
+    experts = Weights(model, gpu, dtype).layers[0].experts
+    assert experts is not None
+    x = torch.randn(40, model.hidden, device=gpu, dtype=torch.bfloat16)
+    router = torch.randn(model.hidden, model.local_experts, device=gpu, dtype=torch.bfloat16)
+    got = experts(x, router, 2).float().cpu()
+    plain = [experts.up.float(), experts.down.float()]
+    for weights, scale in zip(plain, (experts.up_scale, experts.down_scale), strict=True):
+        if scale is not None:
+            weights.mul_(scale[..., None])
+    chosen = (x @ router).float().sigmoid().topk(2)
+    share = chosen.values / chosen.values.sum(-1, keepdim=True)
+    expected = torch.zeros(40, model.hidden)
+    for token in range(40):
+        for expert, part in zip(chosen.indices[token].tolist(), share[token].cpu(), strict=True):
+            gate, up = (plain[0][expert] @ x[token].float()).chunk(2)
+            out = plain[1][expert] @ (torch.nn.functional.silu(gate) * up)
+            expected[token] += part * out.cpu()
+    error = (got - expected).norm() / expected.norm()
+    assert error < (0.08 if dtype == "fp8" else 0.02)
 
 
 @pytest.mark.parametrize("name", MODELS)
