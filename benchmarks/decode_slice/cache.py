@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from sparse_kvcm.dsa.streams import current_stream
+from sparse_kvcm.adapter.streams import current_stream
 from torch.utils.dlpack import from_dlpack
 
 from benchmarks.decode_slice.budget import Budget, Mode

@@ -156,7 +156,7 @@ def test_a_captured_forward_replays_like_an_eager_one(which: int, gpu: str) -> N
         lengths = {i: n + 1 for i, n in lengths.items()}
     for group in model.groups:
         views = [m.get_indexer_k_cache_buffers(group[0]) for m in (eager, graphed)]
-        table = eager._base_table(eager.index_keys.layer_group)[:2]
+        table = eager.store.base_tables(eager.index_keys.layer_group)[:2]
         pages = maps.kernel_page_indices(table, eager.index_keys.scale)
         pages = pages[pages >= 0].long().to(gpu)
         assert torch.equal(views[0][pages], views[1][pages])

@@ -74,7 +74,7 @@ def test_a_lease_s_window_is_a_ring_in_order_of_entries() -> None:
         run.open()
         run.reader.run()
         length = run.lengths[1] + 1
-        lease = run.manager.store._caches[1].lease
+        lease = run.manager.store._requests[1].cache.lease
         for layer in run.manager.access.arenas:
             write = int(np.asarray(run.manager.resolved(layer).write_slots)[0, 0])
             if length % 4:

@@ -15,17 +15,12 @@ from sparse_kvcm.attention import _requirements
 from sparse_kvcm.attention.checks import check_region, check_tensor, power_of_two
 from sparse_kvcm.attention.layouts import RecordLayout
 from sparse_kvcm.dsa.slot_mapping import PageGeometry
+from sparse_kvcm.models.kv_scratch import scratch_rows
 
 if TYPE_CHECKING:
     import torch
 
-KV_TILE = 128  # rows that attention on NVFP4 reads at once
 _ROWS = 16  # of one program
-
-
-def scratch_rows(max_rows: int, top_k: int) -> int:
-    """Rows of a scratch: the selections of all rows, to whole tiles, and one tile of zeros."""
-    return -(-max_rows * top_k // KV_TILE) * KV_TILE + KV_TILE
 
 
 class KvScratch:

@@ -16,7 +16,7 @@ from sparse_kvcm._core import (
     planned_batch_memory,
     planned_memory,
 )
-from sparse_kvcm.attention.scratch import scratch_rows
+from sparse_kvcm.models.kv_scratch import scratch_rows
 from sparse_kvcm.sizing.workload import Workload
 
 _WORD = 4  # int32
