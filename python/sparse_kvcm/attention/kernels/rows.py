@@ -40,9 +40,9 @@ def arena_rows(
         position = tl.maximum(length - TAIL, 0) + columns
         column = position // TAIL_UNITS
         exists = (columns < TAIL) & (position < length) & (column < table_width)
-        slot = tl.load(table + row * table_stride + column, mask=exists, other=-1)
-        page = slot.to(tl.int64) * tail_scale + tail_position
-        exists = exists & (slot >= 0) & (page < tail_pages)
+        tail_slot = tl.load(table + row * table_stride + column, mask=exists, other=-1)
+        page = tail_slot.to(tl.int64) * tail_scale + tail_position
+        exists = exists & (tail_slot >= 0) & (page < tail_pages)
         rows = tl.where(exists, page * TAIL_UNITS + position % TAIL_UNITS, -1).to(tl.int32)
         tl.store(out + row * out_stride + columns, rows, mask=columns < TAIL)
     else:
