@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState
+from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache
 from sparse_kvcm.deepseek_v4 import indices
 from sparse_kvcm.deepseek_v4.access import Access
 from sparse_kvcm.deepseek_v4.choice import refuse
@@ -149,6 +149,19 @@ class DeepseekV4CacheManager:
         """
         self._check_known("resume_request", request_id)
         self.store.resume(request_id)
+
+    def kv_cache(self, request_id: int) -> KvCache:
+        """A request as the engine's manager has it, for who brings its tokens page by page.
+
+        Raises
+        ------
+        InvalidState
+            Without `offload`.
+        """
+        self._check_known("kv_cache", request_id)
+        if not isinstance(self.store, OffloadStore):
+            raise InvalidState("[kv_cache] everything is on the GPU, by page tables alone")
+        return self.store.kv_cache(request_id)
 
     def frontier(self, request_id: int) -> int | None:
         """Tokens that the manager has of a request; None for one that it does not know."""

@@ -84,6 +84,10 @@ class OffloadStore(Store):
             self._caches[request_id] = self._make("import_history", cache.need)
             raise
 
+    def kv_cache(self, request_id: int) -> KvCache:
+        """A request as the engine's manager has it."""
+        return self._caches[request_id]
+
     def free(self, request_id: int) -> None:
         """See `Store`."""
         del self._max_tokens[request_id]

@@ -136,6 +136,10 @@ class DSACacheManagerV2(DsaManager):
         """See `DsaManager`. It gets a lease and GPU pages again."""
         self._activate("resume_request", self._known("resume_request", request_id))
 
+    def kv_cache(self, request_id: int) -> KvCache:
+        """A request as the engine's manager has it, for who brings its tokens page by page."""
+        return self._known("kv_cache", request_id)
+
     # --- one step ---
 
     @property
