@@ -1,8 +1,8 @@
 """The bounce region: many small pages become one range, and pages again on the other side.
 
-An engine asks some microseconds for each descriptor, whatever its size. Between two GPUs small pages
-are therefore gathered into registered memory here, sent as one range, and scattered there by the
-receiver. Memory of a host bypasses it: that is a copy on the wrong side of the link.
+An engine asks some microseconds for each descriptor, whatever its size. Between two GPUs small
+pages are therefore gathered into registered memory here, sent as one range, and scattered there by
+the receiver. Memory of a host bypasses it: that is a copy on the wrong side of the link.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from sparse_kvcm._core import DeviceMemoryError, NotAvailable
-from sparse_kvcm.transfer.transport import Ranges
+from sparse_kvcm.transfer.transport import SIZE, TARGET, Ranges
 
 T = TypeVar("T")
 
@@ -94,10 +94,11 @@ class CudaCopier(Copier):
     def start(self, ranges: Ranges) -> Copy:
         """See `Copier`."""
         try:
-            return self._in_context(lambda: self._start(ranges))
+            copy: Copy = self._in_context(lambda: self._start(ranges))
         except Exception:  # waits for those that have begun; a dead context has none
             self._in_context(lambda: self._driver.cuStreamSynchronize(self._stream))
             raise
+        return copy
 
     def _start(self, ranges: Ranges) -> Copy:
         for source, target, size in ranges.tolist():
@@ -152,14 +153,18 @@ class _Event:
 
 def gathered(ranges: Ranges, address: int) -> Ranges:
     """Ranges from the sources of `ranges`, side by side, to `address` on."""
-    out = ranges.copy()
-    out[:, 1] = np.uint64(address) + np.cumsum(ranges[:, 2]) - ranges[:, 2]
+    out: Ranges = ranges.copy()
+    out[:, TARGET] = _side_by_side(address, ranges[:, SIZE])
     return out
 
 
 def scattered(address: int, scatter: Ranges) -> Ranges:
     """Ranges from `address` on to the targets of a scatter list, uint64 (m, 2)."""
     sizes = scatter[:, 1]
-    sources: Ranges = np.uint64(address) + np.cumsum(sizes, dtype=np.uint64) - sizes
-    out: Ranges = np.stack((sources, scatter[:, 0], sizes), axis=1)
+    out: Ranges = np.stack((_side_by_side(address, sizes), scatter[:, 0], sizes), axis=1)
+    return out
+
+
+def _side_by_side(address: int, sizes: Ranges) -> Ranges:
+    out: Ranges = np.uint64(address) + np.cumsum(sizes) - sizes
     return out

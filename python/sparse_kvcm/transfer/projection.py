@@ -103,16 +103,17 @@ class Projection:
         for pages in target_pages:
             _check_slots("target", self.target, pages)
             for pair in self._pairs[pages.layer_group]:
+                cuts = self._cut(pair, tokens, prompt_tokens)
+                if len(cuts) == 0:
+                    continue
+                num_pieces += len(cuts) * len(pair.source_offsets)
+                if num_pieces * len(pair.source_format.regions) > MAX_PIECES:
+                    raise _wrong("pieces of a slice", num_pieces, f"be at most {MAX_PIECES}")
                 own = source_pages.get(pair.source_group)
                 if own is None:
                     raise _wrong("source pages of layer group", pair.source_group, "be given")
                 _check_slots("source", self.source, own)
-                cuts = self._cut(pair, tokens, prompt_tokens)
-                num_pieces += len(cuts) * len(pair.source_offsets)
-                if num_pieces * len(pair.source_format.regions) > MAX_PIECES:
-                    raise _wrong("pieces of a slice", num_pieces, f"be at most {MAX_PIECES}")
-                if len(cuts):
-                    found.setdefault(pair.route, []).append(_lay(pair, cuts, own, pages))
+                found.setdefault(pair.route, []).append(_lay(pair, cuts, own, pages))
         return {route: np.concatenate(parts) for route, parts in found.items()}
 
     def first_token(self, target_group: int, prompt_tokens: int) -> int:
@@ -249,7 +250,7 @@ def _lay(pair: BufferPair, cuts: Ints, own: PageList, wanted: PageList) -> Range
 def _page_addresses(
     side: tuple[Pool, PageFormat, tuple[int, ...], PageList, str], units: Ints
 ) -> Ints:
-    """Where the pages of units begin, int64 [buffers, units]; the table was checked: no overflow."""
+    """Where the pages of units begin, int64 [buffers, units]; a checked table has no overflow."""
     pool, form, offsets, pages, name = side
     index = units // form.units_per_page - pages.first_page
     slots = pages.slots

@@ -1,9 +1,9 @@
 """The bytes of a slice on their way, in groups: one per pair of memory types.
 
-Groups are submitted together and end in any order. Until all have, everything that they read from or
-write to belongs to the slice. One that fails, or is canceled, waits for the others. An exception of
-the engine leaves a group in doubt, with its handle and its memory, until the engine says what became of
-it; what it says then counts.
+Groups are submitted together and end in any order. Until all have, everything that they read from
+or write to belongs to the slice. One that fails, or is canceled, waits for the others. An exception
+of the engine leaves a group in doubt, with its handle and its memory, until the engine says what
+became of it; what it says then counts.
 """
 
 from __future__ import annotations
@@ -163,6 +163,11 @@ class Moving:
         Where groups may be gathered, here and there.
     since : float
         Now, in the sender's seconds.
+
+    Attributes
+    ----------
+    fault : str
+        What failed first, or nothing.
     """
 
     def __init__(
@@ -175,17 +180,20 @@ class Moving:
         since: float,
     ) -> None:
         self.since = since
+        self.fault = ""
         self.groups = [Group(transport, route, one) for route, one in ranges.items()]
         self._stops = ""
         for group in self.groups:
             group.prepare(peer, bounce, grant)
             if group.bounce_address is not None:
                 grant = None  # its room is one group's
+        self._note()
         if self.fault:  # nothing has moved yet
-            self.cancel("another group cannot be submitted")
+            self.cancel(self.fault)
             return
         for group in self.groups:
             group.start()
+        self._note()
 
     @property
     def ended(self) -> bool:
@@ -193,9 +201,9 @@ class Moving:
         return all(one.stage is Stage.ENDED for one in self.groups)
 
     @property
-    def fault(self) -> str:
-        """What failed first, or nothing."""
-        return next((one.fault for one in self.groups if one.fault), "")
+    def canceled(self) -> bool:
+        """Whether it was."""
+        return bool(self._stops)
 
     @property
     def doubt(self) -> str:
@@ -209,9 +217,10 @@ class Moving:
 
     def progress(self) -> None:
         """Look at every group that has not ended."""
-        stops = self._stops or (self.fault and "another group failed")
+        stops = self._stops or self.fault
         for group in self.groups:
             group.progress(stops)
+        self._note()
 
     def cancel(self, reason: str) -> None:
         """Ask all groups to end; they end when the engine says so."""
@@ -224,6 +233,9 @@ class Moving:
     def describe(self) -> tuple[TransferGroup, ...]:
         """What was sent."""
         return tuple(one.describe() for one in self.groups)
+
+    def _note(self) -> None:
+        self.fault = self.fault or next((one.fault for one in self.groups if one.fault), "")
 
 
 def _say(error: Exception) -> str:
