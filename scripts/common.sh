@@ -65,6 +65,8 @@ ensure_env() {
     "$PYTHON" -m venv "$VENV"
     # shellcheck disable=SC2086  # the variable may hold options
     "$VENV/bin/python" -m pip install --quiet $torch -r "$requirements"
+    "$VENV/bin/python" -m pip install --quiet --no-deps -r scripts/requirements-alone.txt ||
+      echo "NIXL cannot be installed here: what needs it is skipped" >&2
     echo "$wanted" >"$stamp"
   fi
   export PATH=$VENV/bin:$PATH VIRTUAL_ENV=$VENV

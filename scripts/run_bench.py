@@ -102,7 +102,7 @@ def main() -> int:
         except OSError as error:
             parser.error(f"--json must be a writable file, got {arguments.json}: {error}")
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if run.returncode != 0:
+    if run.returncode != 0 and (arguments.tune or not run.stdout):
         return run.returncode
 
     about = {
@@ -120,7 +120,7 @@ def main() -> int:
     records = [record | about for record in figures]
     if arguments.json:
         arguments.json.write_text(json.dumps(records, indent=1) + "\n")
-    return 0
+    return run.returncode  # of the cases that have no figure, the program said why
 
 
 if __name__ == "__main__":

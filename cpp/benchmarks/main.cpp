@@ -81,23 +81,39 @@ void tune(Context& context) {
   fetch_sweep()(context);
 }
 
-void run(const Arguments& arguments) {
-  if (!arguments.list)
-    static_cast<void>(backend_for(arguments.device));  // throws if it is not there
-  Context context(arguments.device);
-  if (arguments.tune) return tune(context);
-  for (const Case& known : registry()) {
-    if (!is_wanted(known, arguments.wanted)) continue;
-    if (arguments.list) {
-      std::cout << known.bench << " " << known.name << "\n";
-      continue;
-    }
-    try {
-      print(known, known.run(context));
-    } catch (const NotAvailable& error) {
-      std::cerr << known.bench << " " << known.name << ": " << error.what() << "\n";
-    }
+// False if it failed. A case that the device does not have did not fail.
+bool run_case(const Case& known, Context& context) {
+  try {
+    print(known, known.run(context));
+    return true;
+  } catch (const NotAvailable& error) {
+    std::cerr << known.bench << " " << known.name << ": " << error.what() << "\n";
+    return true;
+  } catch (const std::exception& error) {
+    std::cerr << known.bench << " " << known.name << " failed: " << error.what() << "\n";
+    return false;
   }
+}
+
+void list(const Arguments& arguments) {
+  for (const Case& known : registry()) {
+    if (is_wanted(known, arguments.wanted)) std::cout << known.bench << " " << known.name << "\n";
+  }
+}
+
+// False if a case failed; the others have run.
+bool run(const Arguments& arguments) {
+  static_cast<void>(backend_for(arguments.device));  // throws if it is not there
+  Context context(arguments.device);
+  if (arguments.tune) {
+    tune(context);
+    return true;
+  }
+  bool good = true;
+  for (const Case& known : registry()) {
+    if (is_wanted(known, arguments.wanted)) good &= run_case(known, context);
+  }
+  return good;
 }
 
 }  // namespace
@@ -110,10 +126,12 @@ int main(int argc, char** argv) {
     return std::tie(a.bench, a.name) < std::tie(b.bench, b.name);
   });
   try {
-    run(parse({argv + 1, argv + argc}));
+    const Arguments arguments = parse({argv + 1, argv + argc});
+    if (!arguments.list) return run(arguments) ? EXIT_SUCCESS : EXIT_FAILURE;
+    list(arguments);
+    return EXIT_SUCCESS;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return EXIT_FAILURE;
   }
-  return EXIT_SUCCESS;
 }

@@ -106,7 +106,8 @@ nb::object resolve(Batch& batch, nb::handle group, nb::handle rows, nb::handle s
   return out.is_none() ? own_outputs(batch, group_id, b, k) : nb::borrow(out);
 }
 
-void fetch(Batch& batch, nb::handle group, nb::handle rows, nb::handle out, nb::handle stream) {
+void fetch(Batch& batch, nb::handle group, nb::handle rows, nb::handle out, nb::handle stream,
+           nb::handle layers) {
   constexpr const char* kFunction = "Batch.fetch";
   const auto group_id = to_int<std::int32_t>(kFunction, "group", group);
   ArrayChecker checker(kFunction, config_of(batch).device);
@@ -115,8 +116,14 @@ void fetch(Batch& batch, nb::handle group, nb::handle rows, nb::handle out, nb::
   const std::int32_t b = checker.extent32("b");
   const std::int32_t k = checker.extent32("k");
   const Stream on = to_stream(kFunction, stream);
+  std::vector<std::int32_t> named;
+  if (!layers.is_none()) {
+    named = to_int32s(kFunction, "layers", layers);
+    if (named.empty()) fail_argument(kFunction, "layers must name a layer; None means all");
+  }
   without_gil([&] {
-    batch.fetch(group_id, rows_array.data<const std::int32_t>(), b, k, out_arrays.pointers(), on);
+    batch.fetch(group_id, rows_array.data<const std::int32_t>(), b, k, named, out_arrays.pointers(),
+                on);
   });
 }
 
@@ -283,10 +290,16 @@ void bind_batch(nb::module_& m) {
                    "sparse_kvcm.ops.ResolveOutputs"),
            kResolveDoc)
       .def("fetch", &fetch, arg("group"), arg("rows"), arg("out"), arg("stream") = 0,
+           arg("layers") = nb::none(),
            nb::sig("def fetch(self, group: int, rows: sparse_kvcm._typing.Array, "
-                   "out: sparse_kvcm.ops.ResolveOutputs, stream: int = 0) -> None"),
+                   "out: sparse_kvcm.ops.ResolveOutputs, stream: int = 0, "
+                   "layers: collections.abc.Sequence[int] | None = None) -> None"),
            "Copy the misses of the group's last resolve, same `rows` and `out`, from host history "
-           "into their slots, for all member layers.")
+           "into their slots, for all member layers or for `layers`.\n\n"
+           "So one fetches the leader's units, and its followers' on another stream while the "
+           "leader computes; each of them before record_read. Launches of one group that may run "
+           "at a time need `out` with a cursor of its own.\n\n"
+           "Raises ValueError for a layer that is not the group's or is named twice.")
       .def(
           "record_read",
           [](Batch& self, nb::handle rows, nb::handle stream) {

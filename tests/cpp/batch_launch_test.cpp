@@ -67,6 +67,44 @@ TEST_F(BatchLaunchTest, AMissIsFetchedIntoEveryMemberLayer) {
   EXPECT_FALSE(bytes->holds(2, got.slots[0], tag(*kv, 17)));  // the other group's
 }
 
+TEST_F(BatchLaunchTest, AFetchForSomeLayersWritesThoseAlone) {
+  constexpr std::int32_t kLayers = 4;
+  const Ints layers = {7, 3, 9, 1};
+  KvCacheManagerConfig some = config();
+  some.groups = {{layers, kTopK, UnitLayout({12, 4})}};
+  for (std::uint32_t subset = 1; subset < 1U << kLayers; ++subset) {
+    make(some);
+    const KvCachePtr kv = seated(30);
+    open();
+    const std::int32_t slot = resolve(0, 0, {17}).slots[0];
+    const UnitTag old{99, 17, 2};
+    bytes->write_group(0, slot, old);
+    Ints wanted;
+    Ints others;
+    for (std::int32_t m = 0; m < kLayers; ++m) {
+      ((subset >> m & 1U) != 0 ? wanted : others).push_back(layers[static_cast<std::size_t>(m)]);
+    }
+    const std::int32_t row = 0;
+    batch->fetch(0, &row, 1, 1, wanted, {}, 0);
+    for (std::int32_t m = 0; m < kLayers; ++m) {
+      const bool is_wanted = (subset >> m & 1U) != 0;
+      EXPECT_TRUE(bytes->holds(m, slot, is_wanted ? tag(*kv, 17) : old)) << subset << ", " << m;
+    }
+    if (!others.empty()) batch->fetch(0, &row, 1, 1, others, {}, 0);
+    EXPECT_TRUE(bytes->group_holds(0, slot, tag(*kv, 17))) << subset;
+  }
+}
+
+TEST_F(BatchLaunchTest, FetchRefusesLayersThatAreNotTheGroupsOrRepeat) {
+  seated(30);
+  open();
+  const std::int32_t row = 0;
+  for (const Ints& layers : {Ints{5}, Ints{7, 5}, Ints{-1}, Ints{7, 7}, Ints{3, 7, 3}}) {
+    expect_refused<InvalidArgument>("Batch.fetch",
+                                    [&] { batch->fetch(0, &row, 1, 1, layers, {}, 0); });
+  }
+}
+
 TEST_F(BatchLaunchTest, AWindowUnitIsReadWithoutAFetchEvenAfterItsFlush) {
   const KvCachePtr kv = seated(30);
   grow({{0, 31}});

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <vector>
 
 #include "faulty_backend.hpp"
@@ -144,7 +145,12 @@ class Engine {
       const auto* selection = reinterpret_cast<const std::int32_t*>(memory->device_data());
       const std::int32_t k = kTopK[static_cast<std::size_t>(g)];
       batch_->resolve(g, rows, kRows, selection, k, k, {}, graph_->stream());
-      batch_->fetch(g, rows, kRows, k, {}, graph_->stream());
+      // The leader's units first, then its followers', which is what one fetch of all does.
+      const std::span layers(manager_->config().groups[static_cast<std::size_t>(g)].layers);
+      batch_->fetch(g, rows, kRows, k, layers.first(1), {}, graph_->stream());
+      if (layers.size() > 1) {
+        batch_->fetch(g, rows, kRows, k, layers.subspan(1), {}, graph_->stream());
+      }
     }
   }
 

@@ -28,8 +28,11 @@ def test_decoded_units_are_read_back_from_slots_after_many_steps(
         for group, k in [(0, 6), (1, 4)]:
             selection = rng.choice(length, (1, k), replace=False).astype(np.int32)
             resolved = batch.resolve(group, int32(1), selection)
-            batch.fetch(group, int32(1), resolved)
-            for layer in manager.config.groups[group].layers:
+            layers = manager.config.groups[group].layers
+            for part in [None] if length % 2 else [layers[:1], layers[1:]]:
+                if part != []:
+                    batch.fetch(group, int32(1), resolved, layers=part)
+            for layer in layers:
                 size = manager.config.groups[group].layout.unit_bytes
                 new = unit_bytes(1, layer, length - 1, size)[0]
                 write_slot(manager, layer, int(resolved.write_slots[0, 0]), new)

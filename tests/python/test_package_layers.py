@@ -17,6 +17,7 @@ LAYERS = (
     "step",
     "dsa",
     "deepseek_v4",
+    "transfer",
     "config",
     "decode_worker",
     "sizing",
@@ -25,7 +26,7 @@ LAYERS = (
     "factory",
     "cli",
 )
-LAZY = {"torch", "matplotlib", "transformers"}
+LAZY = {"torch", "matplotlib", "transformers", "nixl_cu13", "nixl"}
 
 
 def imports(tree: ast.AST) -> list[str]:
@@ -59,3 +60,13 @@ def test_no_part_imports_a_heavy_library_when_it_is_imported(layer: str) -> None
         tops = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {name.split(".")[0] for node in tops for name in imports(node)}
         assert not names & LAZY, path
+
+
+def test_only_the_transfer_needs_its_extra() -> None:
+    users = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in PACKAGE.rglob("*.py")
+        for name in imports(ast.parse(path.read_text()))
+        if name == "msgspec" or name.startswith("sparse_kvcm.transfer")
+    }
+    assert users == {"transfer"}

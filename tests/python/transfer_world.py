@@ -11,7 +11,7 @@ from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.copier import Copier, HostCopier, scattered
 from sparse_kvcm.transfer.in_process import InProcessTransport, Network, Policy, Transfer
 from sparse_kvcm.transfer.ranks import RankInfo
-from sparse_kvcm.transfer.sender import Outcome, Sender
+from sparse_kvcm.transfer.sender import Outcome, Sender, SenderUse
 from sparse_kvcm.transfer.transport import Region
 from sparse_kvcm.transfer.wire import (
     BounceGrant,
@@ -135,6 +135,7 @@ class World:
             self.transport, self.source.table, rank=rank, bounce=bounce, clock=self.clock
         )
         self.outcomes: dict[str, Outcome] = {}
+        self.receivers: list[str] = []
 
     def receiver(self, name: str = "receiver", rank: RankInfo | None = None) -> FakeReceiver:
         """A receiver that both sides have met."""
@@ -142,6 +143,7 @@ class World:
         one = FakeReceiver(self.network, name, side, rank or RankInfo(), self.bounce_bytes)
         self.sender.add_peer(one.card())
         one.transport.add_peer(self.transport.metadata())
+        self.receivers.append(name)
         return one
 
     def offer(self, name: str, tokens: int, slots: Sequence[int] | None = None, **how) -> None:
@@ -162,8 +164,12 @@ class World:
         return [index for event, index in self.network.log if event == "start"]
 
     def assert_nothing_is_held(self) -> None:
-        use = self.sender.use()
-        assert (use.num_offers, use.num_unclaimed, use.num_handles, use.bounce_bytes) == (0,) * 4
+        """All that was taken has come back, when the peers are gone too."""
+        for name in self.receivers:
+            self.sender.remove_peer(name)
+        self.step()
+        use = replace(self.sender.use(), num_dropped=0)
+        assert use == SenderUse(0, 0, 0, 0, 0, 0)
         assert self.network.transfers == {}
         self.sender.close()
         assert self.transport.regions == {}

@@ -110,11 +110,14 @@ void DecodeState::warm_up(const std::vector<Trace>& traces, std::int32_t kept) {
     }
   }
   for (std::int32_t g = 0; g < shape_.groups; ++g) {
-    check_cuda_call(cudaMemcpy(kept_entries_[size(g)].get(), entries_[size(g)].get(),
-                               entries_[size(g)].bytes(), cudaMemcpyDeviceToDevice));
-    check_cuda_call(cudaMemcpy(kept_last_[size(g)].get(), last_[size(g)].get(),
-                               last_[size(g)].bytes(), cudaMemcpyDeviceToDevice));
+    check_cuda_call(cudaMemcpyAsync(kept_entries_[size(g)].get(), entries_[size(g)].get(),
+                                    entries_[size(g)].bytes(), cudaMemcpyDeviceToDevice,
+                                    stream.get()));
+    check_cuda_call(cudaMemcpyAsync(kept_last_[size(g)].get(), last_[size(g)].get(),
+                                    last_[size(g)].bytes(), cudaMemcpyDeviceToDevice,
+                                    stream.get()));
   }
+  stream.synchronize();
 }
 
 void DecodeState::restore(const BenchStream& stream) {

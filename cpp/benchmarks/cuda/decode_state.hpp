@@ -32,9 +32,12 @@ class DeviceArray {
       : memory_(backend.allocate_device(count * sizeof(T))), count_(count) {}
   [[nodiscard]] T* get() const { return reinterpret_cast<T*>(memory_->device_data()); }
   [[nodiscard]] std::size_t bytes() const { return count_ * sizeof(T); }
+  // Waits for the bytes to arrive: a copy of pageable memory may return before, and the streams of
+  // the benchmarks do not wait for the stream that it is on.
   void set(const std::vector<T>& values) {
     check_cuda_call(
         cudaMemcpy(get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    check_cuda_call(cudaStreamSynchronize(cudaStreamLegacy));
   }
 
  private:

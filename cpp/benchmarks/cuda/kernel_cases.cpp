@@ -177,7 +177,9 @@ Measurement time_group(Context& context, DecodeShape shape) {
   const double launches = static_cast<double>(kKept) * shape.groups;
   const double misses_per_row = static_cast<double>(misses) / launches / shape.b;
   if (std::abs(misses_per_row - kMisses) > 2) {
-    throw std::runtime_error("the trace gives other misses than the case is about");
+    throw std::runtime_error("the case is about " + std::to_string(kMisses) +
+                             " misses per row and step, the trace gives " +
+                             std::to_string(misses_per_row));
   }
   const double bytes = misses_per_row * shape.b * shape.members * shape.unit_bytes;
   return per_launch_us(seconds, launches, 2 * empty_launch_seconds() + bytes / link_copy_rate());

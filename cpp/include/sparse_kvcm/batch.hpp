@@ -175,6 +175,12 @@ class Batch {
   // step is open the rows report kErrorStale and nothing is copied.
   void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
              const ResolveOutputs& outputs, Stream stream);
+  // The same for some member layers of the group, all of them if `layers` (host array) is empty:
+  // one fetches the leader's units, and its followers' while the leader computes. Launches of one
+  // group that may run at a time need outputs with cursors of their own.
+  // Throws InvalidArgument for a layer that is not the group's or is named twice.
+  void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
+             std::span<const std::int32_t> layers, const ResolveOutputs& outputs, Stream stream);
   [[nodiscard]] ResolveOutputs outputs(std::int32_t group) const;
 
   // Closes the step: commits the growth of `rows` (host array) in stream order after their reads;

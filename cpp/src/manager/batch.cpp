@@ -58,8 +58,13 @@ void Batch::resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b
 }
 void Batch::fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
                   const ResolveOutputs& outputs, Stream stream) {
+  fetch(group, rows, b, k, {}, outputs, stream);
+}
+void Batch::fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
+                  std::span<const std::int32_t> layers, const ResolveOutputs& outputs,
+                  Stream stream) {
   const auto held = lock_for(*state_, "Batch.fetch");
-  state_->fetch(group, rows, b, k, outputs, stream);
+  state_->fetch(group, rows, b, k, layers, outputs, stream);
 }
 ResolveOutputs Batch::outputs(std::int32_t group) const { return state_->outputs(group); }
 void Batch::record_read(std::span<const std::int32_t> rows, Stream stream) {

@@ -1,7 +1,12 @@
 // The launches of an open step: checks, default outputs, parameters.
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "backend/ops_check.hpp"
 #include "core/check.hpp"
 #include "manager/batch_state.hpp"
+#include "sparse/member_part.hpp"
 
 namespace sparse_kvcm {
 
@@ -43,7 +48,8 @@ void BatchState::resolve(std::int32_t group, const std::int32_t* rows, std::int3
 }
 
 void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
-                       const ResolveOutputs& outputs, Stream stream) {
+                       std::span<const std::int32_t> layers, const ResolveOutputs& outputs,
+                       Stream stream) {
   check_launch("Batch.fetch", group, rows, b, k);
   const ResolveOutputs out = with_defaults(group, outputs);
   ops::FetchParams params;
@@ -55,11 +61,37 @@ void BatchState::fetch(std::int32_t group, const std::int32_t* rows, std::int32_
   params.k = k;
   params.page_table = memory_.table(memory_.sparse_group, 0);
   params.max_pages = memory_.max_pages;
-  params.memory = manager_->memory(group);
   params.errors = launch_errors(group, out);
   params.cursor = out.cursor;
-  check(params);
-  if (b > 0) manager_->backend->fetch(params, stream);
+  const std::vector<MemberPart> parts = member_parts(
+      manager_->memory(group), manager_->history.row_layout(group), wanted_members(group, layers));
+  for (const MemberPart& part : parts) {
+    params.memory = part.memory();
+    check(params);
+    if (b > 0) manager_->backend->fetch(params, stream);
+  }
+}
+
+std::vector<bool> BatchState::wanted_members(std::int32_t group,
+                                             std::span<const std::int32_t> layers) const {
+  const std::vector<std::int32_t>& members =
+      manager_->config.groups[static_cast<std::size_t>(group)].layers;
+  std::vector<bool> wanted(members.size(), layers.empty());
+  for (const std::int32_t layer : layers) {
+    const auto found = std::find(members.begin(), members.end(), layer);
+    if (found == members.end()) {
+      std::string known;
+      for (const std::int32_t member : members) known += " " + std::to_string(member);
+      fail_argument("Batch.fetch", "layers must be of group ", group, ", which has", known,
+                    ", got ", layer);
+    }
+    const auto member = static_cast<std::size_t>(found - members.begin());
+    if (wanted[member]) {
+      fail_argument("Batch.fetch", "layers must be distinct, got ", layer, " twice");
+    }
+    wanted[member] = true;
+  }
+  return wanted;
 }
 
 StepErrors BatchState::take_errors() {

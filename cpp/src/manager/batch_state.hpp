@@ -49,8 +49,9 @@ class BatchState {
   void resolve(std::int32_t group, const std::int32_t* rows, std::int32_t b,
                const std::int32_t* selection, std::int32_t k, std::int64_t selection_stride,
                const ResolveOutputs& outputs, Stream stream);
+  // `layers`: none = all.
   void fetch(std::int32_t group, const std::int32_t* rows, std::int32_t b, std::int32_t k,
-             const ResolveOutputs& outputs, Stream stream);
+             std::span<const std::int32_t> layers, const ResolveOutputs& outputs, Stream stream);
   [[nodiscard]] ResolveOutputs outputs(std::int32_t group) const;
   [[nodiscard]] StepErrors take_errors();
 
@@ -87,6 +88,9 @@ class BatchState {
   void check_open(const char* function) const;
   void check_step(const char* function) const;
   void check_may_sit(const Request& request) const;
+  // By member layer, whether `layers` names it; none = all. Throws as Batch::fetch.
+  [[nodiscard]] std::vector<bool> wanted_members(std::int32_t group,
+                                                 std::span<const std::int32_t> layers) const;
   void check_launch(const char* function, std::int32_t group, const std::int32_t* rows,
                     std::int32_t b, std::int32_t k) const;
   void check_resize(const char* function) const;

@@ -25,15 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from sparse_kvcm._core import InvalidArgument, UnitLayout
-from sparse_kvcm.transfer.transport import MemoryType, Region
+import msgspec
 
-try:
-    import msgspec
-except ImportError as error:  # the package is usable without it
-    raise ImportError(
-        "sparse_kvcm.transfer needs msgspec: pip install sparse_kvcm[transfer]"
-    ) from error
+from sparse_kvcm._core import CacheTier, InvalidArgument, PoolDesc, UnitLayout
+from sparse_kvcm.transfer.transport import MemoryType, Region
 
 SCHEMA_VERSION = 1
 MAX_TABLE_BYTES = 8 << 20
@@ -171,6 +166,18 @@ class Pool(Struct, frozen=True):
     num_slots: _Count
     memory: MemoryType
     device: Annotated[int, msgspec.Meta(ge=0, lt=MAX_DEVICES)] = 0
+
+    @classmethod
+    def of(cls, desc: PoolDesc, device: str) -> Pool:
+        """The pool of a storage on a device, "cpu" or "cuda:<index>".
+
+        Its memory type is what the storage says of its medium. Without a GPU all of it is DRAM.
+        """
+        kind, _, index = device.partition(":")
+        on_gpu = desc.storage_medium is CacheTier.GPU_MEM and kind == "cuda"
+        memory: MemoryType = "VRAM" if on_gpu else "DRAM"
+        number = int(index or 0) if on_gpu else 0
+        return cls(desc.base_address, desc.slot_bytes, desc.num_slots, memory, number)
 
     @property
     def region(self) -> Region:

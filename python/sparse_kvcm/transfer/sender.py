@@ -43,6 +43,8 @@ class SenderUse:
 
     Attributes
     ----------
+    num_peers : int
+        Receivers that it has met, those included that are gone and still have transfers.
     num_offers : int
         Requests whose pages belong to it.
     num_unclaimed : int
@@ -55,6 +57,7 @@ class SenderUse:
         Messages since the beginning that were malformed, or of nobody we know.
     """
 
+    num_peers: int
     num_offers: int
     num_unclaimed: int
     num_handles: int
@@ -248,6 +251,7 @@ class Sender:
             if one.moving
         ]
         return SenderUse(
+            len(self._ledger.peers),
             len(self._ledger.offers),
             sum(len(waiting) for waiting in self._ledger.unclaimed.values()),
             sum(one.num_handles for one in moving),

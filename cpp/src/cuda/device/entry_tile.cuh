@@ -34,8 +34,8 @@ class TileBits {
 
 class EntryTile {
  public:
-  // `size` entries at `entries`, less than none or more than kTile as well; cells past them hold the
-  // empty entry.
+  // `size` entries at `entries`, less than none or more than kTile as well; cells past them hold
+  // the empty entry.
   __device__ void load(Entry* entries, int size) {
     entries_ = entries;
     size_ = size;

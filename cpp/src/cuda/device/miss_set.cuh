@@ -1,5 +1,5 @@
-// The keys that missed, in shared memory: a bit per key, and once numbered, for each 32-bit word the
-// number of misses below it.
+// The keys that missed, in shared memory: a bit per key, and once numbered, for each 32-bit word
+// the number of misses below it.
 #pragma once
 
 #include <cstddef>

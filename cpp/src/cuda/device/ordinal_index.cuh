@@ -44,8 +44,8 @@ class RankSlots {
   std::uint16_t* slots_;
 };
 
-// A cell per unit of the history: 0 if it is not selected, else 1 or slot + 2. An ordinal is its own
-// key. One cell more, always 0, stands for all ordinals past the history.
+// A cell per unit of the history: 0 if it is not selected, else 1 or slot + 2. An ordinal is its
+// own key. One cell more, always 0, stands for all ordinals past the history.
 template <int kThreads>
 class DirectIndex {
  public:

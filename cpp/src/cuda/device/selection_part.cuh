@@ -28,8 +28,8 @@ class SelectionPart {
     for (int other = 1; other < kAhead; ++other) ordinal = u == other ? ahead_[other] : ordinal;
     return ordinal;
   }
-  // Calls use(u, position, ordinal) for all units ahead, with u known to the compiler. Those that the
-  // selection does not have are -1, as unused ones.
+  // Calls use(u, position, ordinal) for all units ahead, with u known to the compiler. Those that
+  // the selection does not have are -1, as unused ones.
   template <class Use>
   __device__ void for_each_ahead(const Use& use) const {
 #pragma unroll

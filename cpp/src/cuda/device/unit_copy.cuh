@@ -44,8 +44,9 @@ __device__ inline std::byte* arena_place(const CopyPiece* pieces, int& piece, st
          (at - found.host_begin);
 }
 
-// Moves the bytes [begin, end) of a host row in words, by read(at) and write(at, word). Reads kAhead
-// words before it writes them: the link's latency is long. Between the two it calls meanwhile().
+// Moves the bytes [begin, end) of a host row in words, by read(at) and write(at, word). Reads
+// kAhead words before it writes them: the link's latency is long. Between the two it calls
+// meanwhile().
 template <class Word, int kAhead, class Read, class Write, class Meanwhile>
 __device__ inline void copy_stretch(std::int32_t begin, std::int32_t end, const Read& read,
                                     const Write& write, const Meanwhile& meanwhile) {
