@@ -12,6 +12,7 @@ peer is gone. A peer that says nothing is taken for gone in the end: see `Receiv
 
 from __future__ import annotations
 
+import collections
 import itertools
 import time
 from collections.abc import Callable
@@ -61,6 +62,8 @@ class Receiver:
     ----------
     num_strays : int
         Messages that were dropped: malformed, late, twice, or of nobody's.
+    num_bytes : dict of (str, str) to int
+        What peers say that they sent, by memory type here and there.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Receiver:
         self._by_id: dict[str, Attempt] = {}  # that have not failed
         self._results: list[Received] = []
         self.num_strays = 0
+        self.num_bytes: collections.Counter[tuple[str, str]] = collections.Counter()
 
     # --- peers ---
 
@@ -239,6 +243,8 @@ class Receiver:
         one = attempt.slices[message.slice_id]
         if attempt.stage is Stage.ADMITTED:
             attempt.since = self._clock()
+        for group in message.transfer_groups:
+            self.num_bytes[group.source, group.target] += group.num_bytes
         if message.status == "failed":
             self._end(one)
             self._fail(attempt, f"peer {peer} failed: {message.reason}")

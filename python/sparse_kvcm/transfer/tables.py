@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparse_kvcm._core import CacheTier, Storage, UnitLayout
+from sparse_kvcm._core import Storage, UnitLayout
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.pools import layout_of
 from sparse_kvcm.dsa.config import DsaCacheConfig
@@ -24,7 +24,6 @@ from sparse_kvcm.transfer.page_table import (
     PoolGroup,
     PoolView,
 )
-from sparse_kvcm.transfer.transport import MemoryType
 
 KEY, INDEX_KEY = "KEY", "INDEX_KEY"
 
@@ -196,11 +195,5 @@ def make_tables(
 
 
 def _pools(storage: Storage, pool_group: int) -> PoolGroup:
-    kind, _, index = str(storage.config.device).partition(":")
-    pools = []
-    for one in storage.pool_group_descs()[pool_group]:
-        on_gpu = one.storage_medium is CacheTier.GPU_MEM and kind == "cuda"
-        memory: MemoryType = "VRAM" if on_gpu else "DRAM"
-        device = int(index or 0) if on_gpu else 0
-        pools.append(Pool(one.base_address, one.slot_bytes, one.num_slots, memory, device))
-    return PoolGroup(tuple(pools))
+    descs = storage.pool_group_descs()[pool_group]
+    return PoolGroup(tuple(Pool.of(one, storage.config.device) for one in descs))
