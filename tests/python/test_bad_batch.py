@@ -219,7 +219,10 @@ CASES = [
                 "out.miss_ordinals must be int32 [b = 1 of rows, k] ... [2, 3]",
             ),
             (lambda s: s.batch.fetch(0, s.rows, s.resolved, -1), "stream ... got -1"),
-            (lambda s: s.batch.fetch(0, s.rows, s.resolved, layers=[]), "layers ... None means all"),
+            (
+                lambda s: s.batch.fetch(0, s.rows, s.resolved, layers=[]),
+                "layers ... None means all",
+            ),
             (lambda s: s.batch.fetch(0, s.rows, s.resolved, layers=[99]), "group 0 ... got 99"),
             (lambda s: s.batch.fetch(0, s.rows, s.resolved, layers=3), "layers ... got"),
         ],
