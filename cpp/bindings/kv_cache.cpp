@@ -109,7 +109,8 @@ void write_history(KvCache& self, nb::handle group, nb::handle first, nb::handle
   Array keep;
   const std::vector<RegionPages> regions =
       take_regions(checker, self, id, slots, offsets, pages.units_per_page, keep);
-  if (pages.num_units > keep.extent(0) * pages.units_per_page) {
+  // A page of no units is the callee's to refuse.
+  if (pages.units_per_page > 0 && pages.num_units > keep.extent(0) * pages.units_per_page) {
     fail_argument(kFunction, "num_units must be at most ", keep.extent(0), " slots x ",
                   pages.units_per_page, " units, got ", pages.num_units);
   }

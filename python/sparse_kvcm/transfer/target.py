@@ -255,6 +255,6 @@ def _record(device: str) -> Any:
         return None
     import torch
 
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
