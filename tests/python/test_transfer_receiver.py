@@ -11,6 +11,7 @@ pytest.importorskip("msgspec")
 from sparse_kvcm._core import InvalidArgument
 
 from receiver_cases import DsaModel, Pair, V4Model
+from sparse_kvcm.sizing import HostMemory, HostTerm, Workload, size_host
 from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse, plan_slices
 from sparse_kvcm.transfer.target import NoRoomError
 from sparse_kvcm.transfer.transport import TransferState
@@ -379,3 +380,17 @@ def test_closing_gives_everything_up(kind: str) -> None:
     pair.receiver.close(0)
     assert pair.receiver.use == ReceiverUse()
     assert pair.occupancy() == pair.fresh
+
+
+def test_staging_takes_the_bytes_that_sizing_takes_from_the_history(kind: str) -> None:
+    pair = Pair(MODELS[kind], staging=5)
+    config = pair.target_manager.config
+    fields = {"kv_dtype": config.kv_dtype, "index_dtype": config.index_dtype}
+    fields |= {"tokens_per_block": MODELS[kind].page, "gpu_cache_factor": 2.0}
+    without = Workload(config.geometry, 900, **fields)
+    staged = Workload(config.geometry, 900, **fields, staging_slots=5)
+    memory = HostMemory({HostTerm.AVAILABLE: 1 << 34})
+    sizes = [size_host(one, 2, memory, host_history_size=1 << 30) for one in (without, staged)]
+    assert sizes[1].staging - sizes[0].staging == pair.target.staging.num_bytes
+    assert sizes[1].total_bytes <= 1 << 30
+    assert sizes[1].pages < sizes[0].pages

@@ -131,6 +131,9 @@ def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cp
         kv.host_cache_size or 0,
         config.num_batches,
         device,
+        0
+        if config.cache_transceiver_config is None or not config.offloads
+        else config.cache_transceiver_config.staging_slots,
     )
 
 

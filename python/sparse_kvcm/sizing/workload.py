@@ -26,6 +26,8 @@ from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.checks import check_int
 
 FUNCTION = "Workload"
+MAX_STAGING_SLOTS = 1 << 20
+SYSTEM_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Workload:
     num_batches : int
         Batches at a time: each has its own buffers. 2 with an overlap scheduler.
     device : str
+    staging_slots : int
+        Pages of history, of all layers together, that transfers stage on the host at a time.
     """
 
     geometry: ModelGeometry
@@ -65,6 +69,7 @@ class Workload:
     host_cache_size: int = 0
     num_batches: int = 1
     device: str = "cpu"
+    staging_slots: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens_per_block == 0:
@@ -78,6 +83,7 @@ class Workload:
         )
         check_int(FUNCTION, "avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
         check_int(FUNCTION, "num_batches", self.num_batches, 1, 16)
+        check_int(FUNCTION, "staging_slots", self.staging_slots, 0, MAX_STAGING_SLOTS)
         if not LEAST_UTIL_FOR_RESUME <= self.max_util_for_resume <= 1:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL_FOR_RESUME}, 1], "
@@ -105,6 +111,13 @@ class Workload:
     def max_units(self) -> int:
         """Units of the longest request."""
         return math.ceil(self.max_seq_len / self.geometry.tokens_per_unit)
+
+    @property
+    def transfer_staging(self) -> int:
+        """Pinned bytes in which transfers land, as `sparse_kvcm.transfer.staging` takes them."""
+        layout = self.geometry.unit_layout(self.kv_dtype)
+        slot = len(self.geometry.history_layers) * layout.page_bytes(self.units_per_page)
+        return self.staging_slots * slot + (SYSTEM_PAGE if self.staging_slots else 0)
 
     @property
     def cached_slots(self) -> int:

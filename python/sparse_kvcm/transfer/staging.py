@@ -26,7 +26,7 @@ class StagingRing:
     buffers : sequence of Buffer
         Offloaded ones, all of one page size.
     num_slots : int
-        At least 1. What they take belongs to ``host_history_size``: `bytes_for`.
+        At least 1. What they take comes out of ``host_history_size``: `Workload.staging_slots`.
     is_pinned : bool
         As copies from a GPU need it; takes torch.
 
@@ -55,6 +55,11 @@ class StagingRing:
         return Pool(self.slots.ctypes.data, self.slot_bytes, len(self.slots), "DRAM")
 
     @property
+    def num_bytes(self) -> int:
+        """All that it takes."""
+        return len(self._memory)
+
+    @property
     def num_free(self) -> int:
         """Slots that can be had now."""
         return len(self._free)
@@ -79,11 +84,6 @@ class StagingRing:
             for _, _, one, at in sorted(found, key=lambda item: item[:2])
             for region in one.format.regions
         ]
-
-
-def bytes_for(buffers: Sequence[Buffer], num_slots: int) -> int:
-    """Pinned bytes of so many slots."""
-    return num_slots * _slot_bytes(buffers) + _ALIGNMENT
 
 
 def _place(buffers: Sequence[Buffer]) -> tuple[tuple[Buffer, int], ...]:
