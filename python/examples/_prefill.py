@@ -112,7 +112,10 @@ class Process:
         )
         self._process.start()
         theirs.close()
-        self.card: bytes = self._pipe.recv()
+        try:
+            self.card: bytes = self._pipe.recv()
+        except EOFError as error:
+            raise RuntimeError("the prefill process has ended; it said why above") from error
 
     def meet(self, card: bytes) -> None:
         """Learn of the decode worker."""
