@@ -22,8 +22,9 @@
 //
 // Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one
 // thread at a time on a KvCache, write_history excepted. No call of it can be captured in a CUDA
-// graph: one whose stream is being captured throws InvalidState. Memory of the history and the lease
-// belongs to the manager; it goes back at close, or when the open step that still reads it ends.
+// graph: one whose stream is being captured throws InvalidState. Memory of the history and the
+// lease belongs to the manager; it goes back at close, or when the open step that still reads it
+// ends.
 #pragma once
 
 #include <cstdint>

@@ -2,10 +2,10 @@
 // of reads, each in order too, as a row has pieces. Hardware prefetchers follow both.
 //
 // Rows leave by streaming stores; with plain ones each line would be read before it is written, and
-// V4's rows took 1.6 times as long (`scripts/bench repack`). Pieces of a multiple of 16 B come first
-// in a row, so they can go in steps of 16; the others, a footer or scales, go in steps of 4. To put
-// those together in a buffer would take longer: a load of what has just been stored in smaller parts
-// waits until all stores before it are done.
+// V4's rows took 1.6 times as long (`scripts/bench repack`). Pieces of a multiple of 16 B come
+// first in a row, so they can go in steps of 16; the others, a footer or scales, go in steps of 4.
+// To put those together in a buffer would take longer: a load of what has just been stored in
+// smaller parts waits until all stores before it are done.
 #include "core/repack.hpp"
 
 #include <algorithm>
