@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from sparse_kvcm.adapter.streams import current_stream
 from torch.utils.dlpack import from_dlpack
 
 from benchmarks.decode_slice.budget import Budget, Mode
@@ -24,6 +23,7 @@ from sparse_kvcm import (
     ResizeResult,
     Storage,
 )
+from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
 
 _PATTERN = 8191  # a prime: requests begin at different rows of it

@@ -69,6 +69,55 @@ void import_history(KvCache& cache, nb::handle layers, nb::handle stream) {
   without_gil([&] { cache.import_history(rows, num_units, on); });
 }
 
+// Slots with a page of each region of each member layer, at these offsets.
+std::vector<RegionPages> take_regions(ArrayChecker& checker, const KvCache& cache,
+                                      std::int32_t group, nb::handle slots, nb::handle offsets,
+                                      std::int32_t units_per_page, Array& keep) {
+  const ManagerState& manager = *cache.request()->manager();
+  manager.check_group(checker.function(), group);
+  const std::vector<std::int32_t>& bytes =
+      manager.config.groups[static_cast<std::size_t>(group)].layout.region_bytes();
+  keep = checker.take("slots", slots,
+                      {.elements = Elements::kByte,
+                       .shape = {"n", "slot_bytes"},
+                       .strides = Strides::kRows,
+                       .place = Place::kHost});
+  std::vector<RegionPages> regions;
+  for (const nb::object& item : to_items(checker.function(), "offsets", offsets, "ints")) {
+    const std::int64_t page = std::int64_t{units_per_page} * bytes[regions.size() % bytes.size()];
+    const std::string name = item_name("offsets", regions.size());
+    const std::int64_t most = keep.extent(1) - page;
+    const auto offset = to_int<std::int64_t>(checker.function(), name, item);
+    if (offset < 0 || offset > most) {
+      fail_argument(checker.function(), name, " must be in [0, ", most, "], so that a page of ",
+                    page, " bytes lies in a slot of ", keep.extent(1), ", got ", offset);
+    }
+    regions.push_back({keep.data<const std::byte>() + offset, keep.row_stride()});
+  }
+  return regions;
+}
+
+void write_history(KvCache& self, nb::handle group, nb::handle first, nb::handle num_units,
+                   nb::handle slots, nb::handle offsets, nb::handle units_per_page) {
+  constexpr const char* kFunction = "KvCache.write_history";
+  const auto id = to_int<std::int32_t>(kFunction, "group", group);
+  HistoryPages pages;
+  pages.first = to_int<std::int32_t>(kFunction, "first", first);
+  pages.num_units = to_int<std::int32_t>(kFunction, "num_units", num_units);
+  pages.units_per_page = to_int<std::int32_t>(kFunction, "units_per_page", units_per_page);
+  ArrayChecker checker(kFunction);
+  Array keep;
+  const std::vector<RegionPages> regions =
+      take_regions(checker, self, id, slots, offsets, pages.units_per_page, keep);
+  // A page of no units is the callee's to refuse.
+  if (pages.units_per_page > 0 && pages.num_units > keep.extent(0) * pages.units_per_page) {
+    fail_argument(kFunction, "num_units must be at most ", keep.extent(0), " slots x ",
+                  pages.units_per_page, " units, got ", pages.num_units);
+  }
+  pages.regions = regions;
+  without_gil([&] { self.write_history(id, pages); });
+}
+
 bool resize(KvCache& self, nb::handle capacity, nb::handle history_length, nb::handle stream) {
   constexpr const char* kFunction = "KvCache.resize";
   const auto room = to_int<std::int32_t>(kFunction, "capacity", capacity);
@@ -140,12 +189,74 @@ OutOfPages
 InvalidState
     If CLOSED, in an open step, with growth pending or the watermark below the committed length.)";
 
+constexpr const char* kWriteDoc =
+    R"(Repack received pages of one selection group into host history, on this thread.
+
+In any order, each unit once; several threads may do it for one request. Without the GIL. Before
+`commit_history` nobody can read it.
+
+Parameters
+----------
+group : int
+first, num_units : int
+    Ordinals [first, first + num_units); the first slot begins with `first`.
+slots : ndarray, uint8, shape (n, slot_bytes), host memory
+    Page by page, what a pool's slots hold; rows at any stride.
+offsets : sequence of int
+    Of the pages in a slot, in bytes: for each member layer, leader first, one for each region.
+units_per_page : int
+    Of these pages, whatever host history's are.
+
+Raises
+------
+InvalidArgument
+    For a bad group, an array or offset that does not fit, or units that are not reserved.
+InvalidState
+    If CLOSED or not receiving.)";
+
+void bind_receiving(nb::class_<KvCache>& cache) {
+  cache
+      .def(
+          "reserve_history",
+          [](KvCache& self, nb::handle num_units) {
+            const auto units =
+                to_int<std::int32_t>("KvCache.reserve_history", "num_units", num_units);
+            return without_gil([&] { return self.reserve_history(units); });
+          },
+          arg("num_units"), nb::sig("def reserve_history(self, num_units: int) -> bool"),
+          "Take host pages for so many units more: from here on the request is receiving. False, "
+          "and nothing changed, if there are too few.\n\n"
+          "Until `commit_history` it is in no Batch and every other change but `close` is refused. "
+          "Raises InvalidArgument for units past `need`, InvalidState as `import_history`.")
+      .def("write_history", &write_history, arg("group"), arg("first"), arg("num_units"),
+           arg("slots"), arg("offsets"), arg("units_per_page"),
+           nb::sig("def write_history(self, group: int, first: int, num_units: int, "
+                   "slots: sparse_kvcm._typing.Array, offsets: collections.abc.Sequence[int], "
+                   "units_per_page: int) -> None"),
+           kWriteDoc)
+      .def(
+          "commit_history",
+          [](KvCache& self, nb::handle stream) {
+            const Stream on = to_stream("KvCache.commit_history", stream);
+            without_gil([&] { self.commit_history(on); });
+          },
+          arg("stream") = 0, nb::sig("def commit_history(self, stream: int = 0) -> None"),
+          "Move the watermark behind all reserved units; the newest are loaded into the window of "
+          "the lease, if there is one.\n\n"
+          "Raises InvalidState unless each unit of each group was written once.")
+      .def_prop_ro("is_receiving", &KvCache::is_receiving,
+                   nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
+                   "Between `reserve_history` and `commit_history`.");
+}
+
 }  // namespace
 
 void bind_kv_cache(nb::module_& m) {
   bind_records(m);
   const auto no_gil = nb::for_getter(nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<KvCache>(m, "KvCache", kClassDoc)
+  nb::class_<KvCache> cache(m, "KvCache", kClassDoc);
+  bind_receiving(cache);
+  cache
       .def(
           "resume",
           [](KvCache& self, nb::handle stream) {

@@ -115,8 +115,7 @@ void bind_records(nb::module_& m) {
       .field("pages_to_host", &CopyStatistics::pages_to_host, "Of dense layers, by suspend.")
       .field("pages_to_gpu", &CopyStatistics::pages_to_gpu, "By resume.")
       .field("units_to_host", &CopyStatistics::units_to_host, "Flushed by publish and suspend.")
-      .field("units_to_gpu", &CopyStatistics::units_to_gpu,
-             "Loaded into leases that are all window.")
+      .field("units_to_gpu", &CopyStatistics::units_to_gpu, "Loaded into windows.")
       .field("bytes_to_host", &CopyStatistics::bytes_to_host, "Of both.")
       .field("bytes_to_gpu", &CopyStatistics::bytes_to_gpu, "Of both.")
       .done();

@@ -147,6 +147,23 @@ TEST_F(DeviceFailureTest, AFailedImportAppendsNothing) {
   expect_history(*kv);
 }
 
+TEST_F(DeviceFailureTest, AFailedWriteOrCommitOfReceivedUnitsCanBeRepeated) {
+  seated(30);
+  step({0});  // so that there is device work to wait for
+  const KvCachePtr kv = active(0);
+  ASSERT_TRUE(kv->reserve_history(7));
+  const std::vector<std::byte> zeros(512);
+  const std::vector<RegionPages> regions(4, {zeros.data(), 64});
+  const auto write = [&](std::int32_t group, std::size_t num_regions) {
+    kv->write_history(group, {0, 7, kPage, {regions.data(), num_regions}});
+  };
+  EXPECT_GE(fail_everywhere_unchanged([&] { write(0, 4); }), 1);
+  write(1, 1);
+  EXPECT_GE(fail_everywhere_unchanged([&] { kv->commit_history(0); }), 1);
+  EXPECT_EQ(kv->watermark(), 7);
+  EXPECT_EQ(kv->window_begin(), 0);
+}
+
 TEST_F(DeviceFailureTest, AFailedBatchLeavesTheManagerUsable) {
   EXPECT_GE(fail_everywhere_unchanged([&] { (void)manager->create_batch({2, 64, kNoSlot}); }), 1);
   seated(30);

@@ -47,8 +47,11 @@ class ThreadStormTest : public ::testing::Test {
       const std::vector<std::byte> units(static_cast<std::size_t>(history) * kUnitBytes,
                                          std::byte{7});
       const UnitRows layer{units.data(), kUnitBytes};
-      const bool there = attempt([&] { request->import_history({&layer, 1}, history, 0); }) &&
-                         attempt([&] { return request->resume(0); }) &&
+      const auto import = [&] {
+        if (round % 2 == 1) return receive(*request, units, round % 8 == 7);
+        return attempt([&] { request->import_history({&layer, 1}, history, 0); });
+      };
+      const bool there = import() && attempt([&] { return request->resume(0); }) &&
                          attempt([&] { return request->resize(history, history, 0); }) &&
                          attempt([&] { batch_->add(*request); });
       if (there) ++seated_;
@@ -65,6 +68,21 @@ class ThreadStormTest : public ::testing::Test {
       if (there && round % 3 == 1) attempt([&] { batch_->remove(*request); });
       request->close();
     }
+  }
+
+  // Two threads repack the pages of one request; if it `quits`, it is closed meanwhile.
+  bool receive(KvCache& request, const std::vector<std::byte>& units, bool quits) {
+    const auto history = static_cast<std::int32_t>(units.size()) / kUnitBytes;
+    if (!attempt([&] { return request.reserve_history(history); })) return false;
+    const auto write = [&](std::int32_t first, std::int32_t count) {
+      const RegionPages pages{units.data() + std::ptrdiff_t{first} * kUnitBytes, 2 * kUnitBytes};
+      attempt([&] { request.write_history(0, {first, count, 2, {&pages, 1}}); });
+    };
+    std::thread other([&] { write(0, history / 2); });
+    if (quits) request.close();
+    write(history / 2, history - history / 2);
+    other.join();
+    return attempt([&] { request.commit_history(0); });
   }
 
   void step(std::uint32_t) {

@@ -21,9 +21,10 @@
 // States: SUSPENDED (initial, no lease) -> resume -> ACTIVE -> suspend -> SUSPENDED ... -> CLOSED.
 //
 // Created by KvCacheManager, which it keeps alive. Many threads may work on one manager, but one
-// thread at a time on a KvCache. No call of it can be captured in a CUDA graph: one whose
-// stream is being captured throws InvalidState. Memory of the history and the lease belongs to the
-// manager; it goes back at close, or when the open step that still reads it ends.
+// thread at a time on a KvCache, write_history excepted. No call of it can be captured in a CUDA
+// graph: one whose stream is being captured throws InvalidState. Memory of the history and the
+// lease belongs to the manager; it goes back at close, or when the open step that still reads it
+// ends.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +58,21 @@ struct Lease {
 struct UnitRows {
   const std::byte* data = nullptr;  // [num_units, unit_bytes of the layer's layout]
   std::int64_t row_stride = 0;      // bytes from row to row, >= unit_bytes
+};
+
+// One region of one member layer in pages, as dense pools keep it: that of unit u of page p lies at
+// data + p * page_stride + u * bytes of the region.
+struct RegionPages {
+  const std::byte* data = nullptr;
+  std::int64_t page_stride = 0;  // bytes; any number if there is one page
+};
+
+// Units of one selection group in pages, layer by layer.
+struct HistoryPages {
+  std::int32_t first = 0;                // ordinal of the first unit of the first page
+  std::int32_t num_units = 0;            // the last page may have fewer than the others
+  std::int32_t units_per_page = 0;       // of these pages, whatever host history's are
+  std::span<const RegionPages> regions;  // [members, regions of the layout]
 };
 
 class KvCache {
@@ -105,8 +121,35 @@ class KvCache {
   // growth pending, with the watermark below the committed length, or of a resident manager.
   void import_history(std::span<const UnitRows> layers, std::int32_t num_units, Stream stream);
 
+  // Receiving: units that arrive in pages, a few at a time, from a prefill's pools for instance.
+  //
+  //   reserve_history(n)    host pages for n more units; from here on the request is receiving
+  //   write_history(...)    repacks them, row by row, in any order: each unit of each group once
+  //   commit_history()      the watermark moves behind them, all at once
+  //
+  // A receiving request is in no Batch, and resize, suspend, import_history and Batch::add refuse
+  // it. close() drops what was received. Nobody can read it before commit_history.
+  //
+  // False, and nothing changed, if host history has too few pages.
+  // Throws InvalidArgument unless num_units is in [1, need - committed_length]; InvalidState if
+  // CLOSED, seated, in an open step, receiving already, with growth pending or the watermark below
+  // the committed length, or of a resident manager.
+  [[nodiscard]] bool reserve_history(std::int32_t num_units);
+  // Copies on the calling thread, without the manager's lock, once the device no longer uses what
+  // the pages had before; returns when done. Any number of threads may be in it for one request,
+  // and one may close() it meanwhile: its pages go back when the last of them is out.
+  // Throws InvalidArgument for a bad group, a wrong number of regions, null data, a page stride
+  // shorter than a page, or units that are not reserved; InvalidState if CLOSED or not receiving.
+  void write_history(std::int32_t group, const HistoryPages& pages);
+  // The newest units, as many as its window has, are also loaded into the lease, if it has one: the
+  // last page is there without a fetch. Ordered on `stream`.
+  // Throws InvalidState if CLOSED, not receiving, or units have not been written, or twice; and
+  // what the device throws. The request is still receiving then.
+  void commit_history(Stream stream);
+
   // Leaves its Batch and returns pages and lease; during an open step that has the request, they
-  // go back when the step ends. No-op if CLOSED. Never throws.
+  // go back when the step ends, and those that a write_history fills, when it does. No-op if
+  // CLOSED. Never throws.
   void close() noexcept;
 
   [[nodiscard]] KvCacheState state() const;
@@ -119,6 +162,7 @@ class KvCache {
   [[nodiscard]] std::optional<std::int32_t> row() const;  // while seated
   [[nodiscard]] std::int32_t capacity() const;            // tokens
   [[nodiscard]] std::int32_t history_length() const;      // tokens
+  [[nodiscard]] bool is_receiving() const;
   // The page table of a layer group: slots on the GPU, or host page ids of the sparse one; -1 =
   // none.
   // Throws InvalidArgument for a group outside [0, num_layer_groups), as all below.

@@ -59,7 +59,7 @@ struct CopyStatistics {
   std::int64_t pages_to_host = 0;  // of dense layer groups, by suspend
   std::int64_t pages_to_gpu = 0;   // by resume
   std::int64_t units_to_host = 0;  // flushed by publish and suspend
-  std::int64_t units_to_gpu = 0;   // loaded into leases that are all window
+  std::int64_t units_to_gpu = 0;   // loaded into windows
   std::int64_t bytes_to_host = 0;
   std::int64_t bytes_to_gpu = 0;
   friend bool operator==(const CopyStatistics&, const CopyStatistics&) = default;

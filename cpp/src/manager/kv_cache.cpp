@@ -27,6 +27,38 @@ void KvCache::import_history(std::span<const UnitRows> layers, std::int32_t num_
   const auto held = request_->manager()->lock_for("KvCache.import_history");
   request_->import_history(layers, num_units, stream);
 }
+bool KvCache::reserve_history(std::int32_t num_units) {
+  const auto held = request_->manager()->lock_for("KvCache.reserve_history");
+  return request_->reserve_history(num_units);
+}
+void KvCache::write_history(std::int32_t group, const HistoryPages& pages) {
+  // Kept, since another thread may let go of this object meanwhile.
+  const std::shared_ptr<Request> request = request_;
+  ManagerState& manager = *request->manager();
+  std::vector<std::int32_t> host_pages;
+  EventPtr ready;
+  {
+    const auto held = manager.lock_for("KvCache.write_history");
+    host_pages = request->begin_write(group, pages);
+    ready = request->reserved_ready;
+  }
+  const auto end = [&](std::int32_t num_units) {
+    const auto held = manager.lock();
+    request->end_write(group, num_units);
+  };
+  try {
+    if (ready) manager.backend->synchronize(*ready);
+    manager.history.write(group, pages, host_pages);
+  } catch (...) {
+    end(0);
+    throw;
+  }
+  end(pages.num_units);
+}
+void KvCache::commit_history(Stream stream) {
+  const auto held = request_->manager()->lock_for("KvCache.commit_history");
+  request_->commit_history(stream);
+}
 void KvCache::close() noexcept {
   {
     const auto held = request_->manager()->lock();
@@ -57,6 +89,9 @@ std::int32_t KvCache::watermark() const {
 }
 std::int32_t KvCache::window_begin() const {
   return look([](const Request& r) { return r.window_begin; });
+}
+bool KvCache::is_receiving() const {
+  return look([](const Request& r) { return r.is_receiving(); });
 }
 std::int32_t KvCache::capacity() const {
   return look([](const Request& r) { return r.dense ? r.dense->capacity() : r.tokens; });

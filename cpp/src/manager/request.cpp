@@ -62,6 +62,7 @@ void Request::suspend(Stream stream) {
   check_open(kFunction);
   if (state == KvCacheState::kSuspended) return;
   check_not_in_step(kFunction);
+  check_not_receiving(kFunction);
   manager_->check_not_capturing(kFunction, stream);
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   std::optional<PageMigration> migration;
@@ -164,6 +165,7 @@ void Request::check_not_in_step(const char* function) const {
 }
 
 void Request::check_may_sit(const char* function) const {
+  check_not_receiving(function);
   const std::int32_t units = history / manager_->config.tokens_per_unit;
   if (units != committed) {
     fail_state(function, "the ", history, " computed tokens have ", units, " units, of which ",

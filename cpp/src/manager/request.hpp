@@ -4,6 +4,7 @@
 //   request.cpp          resume, suspend, close, seats and leases
 //   request_length.cpp   resize, flush, the end of a step
 //   request_import.cpp   import_history
+//   request_receive.cpp  reserve_history, write_history, commit_history
 //
 // Every method that can throw leaves the request as it was.
 #pragma once
@@ -31,6 +32,14 @@ class Request {
   void suspend(Stream stream);
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
   void import_history(std::span<const UnitRows> layers, std::int32_t num_units, Stream stream);
+  [[nodiscard]] bool reserve_history(std::int32_t num_units);
+  // Checks, and keeps the pages from others until end_write.
+  [[nodiscard]] std::vector<std::int32_t> begin_write(std::int32_t group,
+                                                      const HistoryPages& pages);
+  // `num_units`: what was written, 0 after a failure.
+  void end_write(std::int32_t group, std::int32_t num_units) noexcept;
+  void commit_history(Stream stream);
+  [[nodiscard]] bool is_receiving() const { return reserved > committed; }
   void close() noexcept;
   void set_index_buffer(std::int32_t layer_group, std::span<std::int32_t> buffer);
   [[nodiscard]] std::vector<std::int32_t> page_indices(std::int32_t layer_group) const;
@@ -86,10 +95,16 @@ class Request {
   std::uint64_t joined = 0;               // the first step of that Batch in which it takes part
   const BatchState* left_step = nullptr;  // in whose open step it still is, though it left the seat
   std::uint64_t last_batch_id = 0;        // whose clock its entries follow
+  std::int32_t reserved = 0;              // units that it receives up to; else 0
+  EventPtr reserved_ready;                // behind who used their pages before
 
  private:
   void check_open(const char* function) const;
   void check_not_in_step(const char* function) const;
+  void check_not_receiving(const char* function) const;
+  void check_reserve(std::int32_t num_units) const;
+  void check_write(std::int32_t group, const HistoryPages& pages) const;
+  void check_regions(std::int32_t group, const HistoryPages& pages) const;
   void check_resize(std::int32_t capacity, std::int32_t history_length) const;
   void check_import(std::span<const UnitRows> layers, std::int32_t num_units) const;
   void check_import_layers(std::span<const UnitRows> layers, std::int32_t num_units) const;
@@ -109,6 +124,8 @@ class Request {
   const LeaseShape shape_;
   std::span<std::int32_t> host_buffer_;  // the index buffer of the sparse layer group
   LayerGroupStatistics host_counter_;    // and its statistics
+  std::int32_t num_writers_ = 0;         // calls of write_history that are under way
+  std::vector<std::int64_t> written_;    // units, by group, while receiving
 };
 
 }  // namespace sparse_kvcm

@@ -48,6 +48,7 @@ void Request::check_import(std::span<const UnitRows> layers, std::int32_t num_un
   const char* function = "KvCache.import_history";
   check_open(function);
   check_not_in_step(function);
+  check_not_receiving(function);
   if (manager_->is_resident()) {
     fail_state(function,
                "the manager has no groups, so no host history; resize to the computed tokens");

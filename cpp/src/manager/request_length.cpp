@@ -13,6 +13,7 @@ void Request::check_resize(std::int32_t capacity, std::int32_t history_length) c
   check_open(kFunction);
   if (state != KvCacheState::kActive) fail_state(kFunction, "the request is suspended; resume it");
   check_not_in_step(kFunction);
+  check_not_receiving(kFunction);
   const std::int32_t per_unit = manager_->config.tokens_per_unit;
   const std::int64_t most = std::int64_t{need} * per_unit;
   if (history_length < history || history_length > capacity || capacity > most) {
@@ -110,10 +111,11 @@ std::int32_t Request::plan_flush(std::vector<ops::UnitMove>& moves) {
 void Request::end_step(Growth growth) noexcept {
   left_step = nullptr;
   if (state == KvCacheState::kClosed) {
+    if (num_writers_ > 0) return;  // the last of them comes back to this
     return_lease();
     keep_pages(0);
     if (dense) dense->close();
-    length = committed = watermark = window_begin = tokens = history = 0;
+    length = committed = watermark = window_begin = tokens = history = reserved = 0;
     return;
   }
   if (growth == Growth::kKeep) {

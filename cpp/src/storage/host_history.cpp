@@ -1,7 +1,6 @@
 #include "storage/host_history.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -58,7 +57,7 @@ std::int64_t HostHistory::bytes() const {
   return bytes;
 }
 
-std::int64_t HostHistory::host_unit(const std::vector<std::int32_t>& pages,
+std::int64_t HostHistory::host_unit(std::span<const std::int32_t> pages,
                                     std::int32_t ordinal) const {
   const auto page = static_cast<std::size_t>(ordinal / units_per_page_);
   return std::int64_t{pages[page]} * units_per_page_ + ordinal % units_per_page_;
@@ -87,17 +86,43 @@ void HostHistory::trim_pages(std::vector<std::int32_t>& pages, std::int32_t unit
 }
 
 void HostHistory::write(std::int32_t group, std::span<const UnitRows> layers,
-                        const std::vector<std::int32_t>& pages, std::int32_t first,
-                        std::int32_t num_units) {
+                        std::span<const std::int32_t> pages, std::int32_t first,
+                        std::int32_t num_units) const {
   const Pool& pool = pools_[static_cast<std::size_t>(group)];
-  for (std::int32_t i = 0; i < num_units; ++i) {
-    std::byte* row = pool.memory->address() + host_unit(pages, first + i) * pool.row.unit_bytes;
-    for (std::size_t p = 0; p < pool.row.pieces.size(); ++p) {
-      const HostPiece& piece = pool.row.pieces[p];
-      const UnitRows& source = layers[static_cast<std::size_t>(piece.member)];
-      std::memcpy(row + piece.offset, source.data + i * source.row_stride + pool.source_offsets[p],
-                  static_cast<std::size_t>(piece.bytes));
-    }
+  std::vector<PieceSource> sources;
+  for (std::size_t p = 0; p < pool.row.pieces.size(); ++p) {
+    const UnitRows& layer = layers[static_cast<std::size_t>(pool.row.pieces[p].member)];
+    sources.push_back({layer.data + pool.source_offsets[p], layer.row_stride, 0});
+  }
+  write(group, sources, std::max(num_units, 1), pages, first, num_units);
+}
+
+void HostHistory::write(std::int32_t group, const HistoryPages& source,
+                        std::span<const std::int32_t> pages) const {
+  const HostRowLayout& row = row_layout(group);
+  const std::size_t members =
+      storage_.layout.config().selection_groups[static_cast<std::size_t>(group)].layers.size();
+  const std::size_t regions = source.regions.size() / members;
+  std::vector<PieceSource> sources;
+  for (const HostPiece& piece : row.pieces) {
+    const RegionPages& from = source.regions[static_cast<std::size_t>(piece.member) * regions +
+                                             static_cast<std::size_t>(piece.region)];
+    sources.push_back({from.data, piece.bytes, from.page_stride});
+  }
+  write(group, sources, source.units_per_page, pages, source.first, source.num_units);
+}
+
+void HostHistory::write(std::int32_t group, std::span<const PieceSource> sources,
+                        std::int32_t units_per_page, std::span<const std::int32_t> pages,
+                        std::int32_t first, std::int32_t num_units) const {
+  const Pool& pool = pools_[static_cast<std::size_t>(group)];
+  for (std::int32_t done = 0; done < num_units;) {
+    const std::int32_t ordinal = first + done;
+    const std::int32_t left = units_per_page_ - ordinal % units_per_page_;
+    const std::int32_t count = std::min(num_units - done, left);
+    repack(pool.row, sources, units_per_page, done, count,
+           pool.memory->address() + host_unit(pages, ordinal) * pool.row.unit_bytes);
+    done += count;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "core/repack.hpp"
 #include "sparse_kvcm/kv_cache.hpp"
 #include "sparse_kvcm/memory_view.hpp"
 #include "storage/storage_state.hpp"
@@ -33,7 +34,7 @@ class HostHistory {
   [[nodiscard]] std::int64_t bytes() const;
 
   // The host unit of `ordinal` in a request with these pages.
-  [[nodiscard]] std::int64_t host_unit(const std::vector<std::int32_t>& pages,
+  [[nodiscard]] std::int64_t host_unit(std::span<const std::int32_t> pages,
                                        std::int32_t ordinal) const;
 
   // Appends pages until there are enough for `units`, or none is free; false then. `need` is the
@@ -43,10 +44,13 @@ class HostHistory {
   void keep_pages(std::vector<std::int32_t>& pages, std::int32_t kept);
   void trim_pages(std::vector<std::int32_t>& pages, std::int32_t units);
 
-  // Packs units [first, first + num_units) of one group into its pool; `layers` has one element
-  // per member layer. On the calling thread; returns when done.
+  // Pack units [first, first + num_units) of one group into its pool. On the calling thread; return
+  // when done. Without the lock if `pages`, those of the request, belong to the caller.
+  // `layers` [members].
   void write(std::int32_t group, std::span<const UnitRows> layers,
-             const std::vector<std::int32_t>& pages, std::int32_t first, std::int32_t num_units);
+             std::span<const std::int32_t> pages, std::int32_t first, std::int32_t num_units) const;
+  void write(std::int32_t group, const HistoryPages& source,
+             std::span<const std::int32_t> pages) const;
 
  private:
   struct Pool {
@@ -56,6 +60,8 @@ class HostHistory {
   };
 
   [[nodiscard]] PoolGroup& pool_group() const { return storage_.home(layer_group_); }
+  void write(std::int32_t group, std::span<const PieceSource> sources, std::int32_t units_per_page,
+             std::span<const std::int32_t> pages, std::int32_t first, std::int32_t num_units) const;
 
   StorageState& storage_;
   std::int32_t layer_group_;  // the sparse one

@@ -120,6 +120,10 @@ class BatchStore:
         """See `Store`. It gets a lease and GPU pages again."""
         self._activate("resume_request", self._requests[request_id])
 
+    def kv_cache(self, request_id: int) -> KvCache:
+        """A request as the engine's manager has it."""
+        return self._requests[request_id].cache
+
     def page_indices(self, request_id: int, layer_group: int) -> np.ndarray:
         """See `Store`."""
         return np.asarray(self._requests[request_id].cache.get_base_page_indices(layer_group))

@@ -62,6 +62,13 @@ class CacheTransceiverConfig(ConfigModel):
     """Where prompts come from. An import in the same process counts as a transceiver."""
 
     backend: Literal["nixl", "in_process"] = "nixl"
+    staging_slots: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="Pages of history, of all layers together, that are on their way at a time; "
+        "pinned, out of host_history_size.",
+    )
 
 
 class ContextParallelConfig(ConfigModel):

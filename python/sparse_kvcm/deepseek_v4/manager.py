@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState, KvCacheManager, Storage
+from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache, KvCacheManager, Storage
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.adapter.manager import RequestManager
 from sparse_kvcm.adapter.page_store import PageStore
@@ -113,6 +113,19 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         except BaseException:
             self.store.renew(request_id)  # history cannot go back
             raise
+
+    def kv_cache(self, request_id: int) -> KvCache:
+        """A request as the engine's manager has it, for who brings its tokens page by page.
+
+        Raises
+        ------
+        InvalidState
+            Without `offload`.
+        """
+        self._check_known("kv_cache", request_id)
+        if not isinstance(self.store, BatchStore):
+            raise InvalidState("[kv_cache] everything is on the GPU, by page tables alone")
+        return self.store.kv_cache(request_id)
 
     # --- one step ---
 

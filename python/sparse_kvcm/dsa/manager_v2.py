@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparse_kvcm._core import InvalidState, KvCacheManager
+from sparse_kvcm._core import InvalidState, KvCache, KvCacheManager
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.dsa.buffers import index_pool
 from sparse_kvcm.dsa.choice import ManagerFeatures, refuse_in_v2
@@ -44,6 +44,11 @@ class DSACacheManagerV2(DsaManager):
             else OffloadedLatents(store, config),
             index_pool(store.storage, config),
         )
+
+    def kv_cache(self, request_id: int) -> KvCache:
+        """A request as the engine's manager has it, for who brings its tokens page by page."""
+        self._check_known("kv_cache", request_id)
+        return self.store.kv_cache(request_id)
 
     @property
     def leased_slots(self) -> int:

@@ -17,11 +17,11 @@ from sparse_kvcm._core import (
     host_row,
 )
 from sparse_kvcm.planner.locality import Locality
-from sparse_kvcm.sizing.buffers import batch_memory, manager_memory
+from sparse_kvcm.sizing.buffers import manager_memory
 from sparse_kvcm.sizing.capacity import Capacity, find_capacity, fitting_batch
 from sparse_kvcm.sizing.checks import check_int, check_positive
 from sparse_kvcm.sizing.device import GPU_LEVEL, size_device
-from sparse_kvcm.sizing.host import cold_bytes, page_bytes
+from sparse_kvcm.sizing.host import cold_bytes, page_bytes, staging_bytes
 from sparse_kvcm.sizing.workload import Workload
 
 FACTOR_GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
@@ -278,7 +278,7 @@ def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
     pages = min(MAX_HOST_PAGES, max(1, budgets.host_bytes // page))  # the host holds no more
     rows = max(1, pages // workload.pages(workload.usual_seq_len))
     rows = min(rows, budgets.max_batch_size or rows, workload.most_leases, MAX_ROWS)
-    staging = workload.num_batches * batch_memory(workload, rows).staging_bytes
+    staging = staging_bytes(workload, rows)
     return max(0, budgets.host_bytes - staging - cold_bytes(workload, pages))
 
 

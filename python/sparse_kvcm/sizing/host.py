@@ -34,7 +34,7 @@ class HostSizing:
     page_bytes : int
         Of one page, all selection groups together.
     staging : int
-        Pinned bytes for uploads, beside the history.
+        Pinned bytes for uploads and for transfers, beside the history.
     cold : int
         Pinned bytes for pages of suspended requests' dense layers, beside both.
     floor : int
@@ -95,7 +95,7 @@ def size_host(
         limit, and what to change.
     """
     page = page_bytes(workload)
-    staging = workload.num_batches * batch_memory(workload, batch).staging_bytes
+    staging = staging_bytes(workload, batch)
     floor = history_floor(workload) + staging
     cold = 0
     while True:  # cold pools have granules, which grow with the history
@@ -158,6 +158,12 @@ def check_cache(workload: Workload, memory: HostMemory, needed: int) -> None:
             f"leaves to each of {memory.local_ranks} local ranks, got {workload.host_cache_size}, "
             f"which takes {needed} B; {memory.advice}, or lower it"
         )
+
+
+def staging_bytes(workload: Workload, batch: int) -> int:
+    """Pinned bytes for uploads of all Batches, and for transfers that land."""
+    uploads = workload.num_batches * batch_memory(workload, batch).staging_bytes
+    return uploads + workload.transfer_staging
 
 
 def page_bytes(workload: Workload) -> int:

@@ -133,6 +133,9 @@ def workload_of(config: WorkerConfig, geometry: ModelGeometry, device: str = "cp
         device,
         # Who decodes only gets prompts computed; others compute them in steps.
         0 if config.offloads or config.generation_only else kv.max_num_tokens,
+        0
+        if config.cache_transceiver_config is None or not config.offloads
+        else config.cache_transceiver_config.staging_slots,
     )
 
 

@@ -28,6 +28,8 @@ from sparse_kvcm.models import IndexDtype, KvDtype, ModelGeometry
 from sparse_kvcm.sizing.checks import check_int
 
 FUNCTION = "Workload"
+MAX_STAGING_SLOTS = 1 << 20
+SYSTEM_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Workload:
     device : str
     max_num_tokens : int
         Tokens of a prompt's step without offload; 0: prompts come in computed.
+    staging_slots : int
+        Pages of history, of all layers together, that transfers stage on the host at a time.
     """
 
     geometry: ModelGeometry
@@ -70,6 +74,7 @@ class Workload:
     num_batches: int = 1
     device: str = "cpu"
     max_num_tokens: int = 0
+    staging_slots: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens_per_block == 0:
@@ -84,6 +89,7 @@ class Workload:
         check_int(FUNCTION, "avg_seq_len", self.usual_seq_len, 1, self.max_seq_len)
         check_int(FUNCTION, "num_batches", self.num_batches, 1, 16)
         check_int(FUNCTION, "max_num_tokens", self.max_num_tokens, 0, MAX_TIER_BYTES)
+        check_int(FUNCTION, "staging_slots", self.staging_slots, 0, MAX_STAGING_SLOTS)
         if not LEAST_UTIL_FOR_RESUME <= self.max_util_for_resume <= 1:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_util_for_resume must be in [{LEAST_UTIL_FOR_RESUME}, 1], "
@@ -111,6 +117,13 @@ class Workload:
     def max_units(self) -> int:
         """Units of the longest request."""
         return math.ceil(self.max_seq_len / self.geometry.tokens_per_unit)
+
+    @property
+    def transfer_staging(self) -> int:
+        """Pinned bytes in which transfers land, as `sparse_kvcm.transfer.staging` takes them."""
+        layout = self.geometry.unit_layout(self.kv_dtype)
+        slot = len(self.geometry.history_layers) * layout.page_bytes(self.units_per_page)
+        return self.staging_slots * slot + (SYSTEM_PAGE if self.staging_slots else 0)
 
     @property
     def cached_slots(self) -> int:

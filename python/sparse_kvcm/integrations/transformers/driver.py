@@ -27,7 +27,7 @@ from sparse_kvcm.integrations.transformers._arguments import (
 from sparse_kvcm.integrations.transformers._closing import Closing
 from sparse_kvcm.integrations.transformers.attention import IMPLEMENTATION
 from sparse_kvcm.integrations.transformers.cache import OffloadedCache
-from sparse_kvcm.integrations.transformers.dsa_steps import steps_for
+from sparse_kvcm.integrations.transformers.dsa_steps import DsaSteps, steps_for
 from sparse_kvcm.integrations.transformers.geometry import DsaGeometry, manager_for
 from sparse_kvcm.integrations.transformers.state import CacheState, Form, Parked
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
@@ -201,6 +201,22 @@ class StepDriver(Closing):
         (request._parked,) = state.take()
         self._requests.append(request)
         self._note(request, tokens[0])
+        return request
+
+    def adopt(self, request_id: int, first_token: int, max_new_tokens: int) -> Request:
+        """Decode a request that the manager has already, such as a received one, and seat it.
+
+        Its prompt ran elsewhere, which gave `first_token`. Only with a DSA manager. Raises as
+        `add`, and InvalidArgument for an id that the manager has no tokens of.
+        """
+        check_int("StepDriver.adopt", "max_new_tokens", max_new_tokens)
+        if not isinstance(self._steps, DsaSteps):
+            raise ValueError("[StepDriver.adopt] manager must be a DsaManager, which has ids")
+        history = self._steps.adopt(request_id, max_new_tokens)
+        request = Request(history.committed_length, max_new_tokens)
+        request._parked = Parked(history, {})
+        self._requests.append(request)
+        self._note(request, first_token)
         return request
 
     def suspend(self, request: Request) -> None:

@@ -102,6 +102,22 @@ class DsaSteps:
             raise
         return requests
 
+    def adopt(self, request_id: int, new_tokens: int) -> DsaRequest:
+        """Seat a request that the manager has already; it decodes so many tokens."""
+        length = self.manager.frontier(request_id)
+        if not length:
+            raise kvcm.InvalidArgument(
+                f"[DsaSteps] request_id must be one with tokens in the manager, got {request_id}"
+            )
+        request = DsaRequest(self.manager, request_id, length + new_tokens - 1)
+        if request.need > self.max_length:
+            raise ValueError(
+                f"[DsaSteps] prompt and output must take at most max_length = {self.max_length} "
+                f"units, got {request.need}"
+            )
+        self.manager.seat(request_id)
+        return request
+
     def activate(self, request: DsaRequest) -> None:
         """Resume a request and seat it."""
         self.manager.resume_request(request.request_id)

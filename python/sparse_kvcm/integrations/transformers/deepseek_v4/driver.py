@@ -133,13 +133,7 @@ class V4StepDriver(Closing):
             "V4StepDriver.add", prompt_ids, self._model.config.vocab_size, self._model.device
         )
         check_int("V4StepDriver.add", "max_new_tokens", max_new_tokens)
-        cache = ManagedV4Cache(
-            self._model,
-            self.manager,
-            max_length=ids.numel() + max_new_tokens - 1,
-            form=self._form,
-            owns_steps=False,
-        )
+        cache = self._make_cache(ids.numel() + max_new_tokens - 1)
         request = V4Request(ids.numel(), max_new_tokens, cache)
         try:
             token = self._forward(request, ids)
@@ -148,6 +142,25 @@ class V4StepDriver(Closing):
             raise
         self._requests.append(request)
         self._note(request, token)
+        return request
+
+    def adopt(self, request_id: int, first_token: int, max_new_tokens: int) -> V4Request:
+        """Decode a request that the manager has already, such as a received one.
+
+        Its prompt ran elsewhere, which gave `first_token`.
+
+        Raises
+        ------
+        InvalidArgument
+            If the manager has no tokens of it.
+        """
+        check_int("V4StepDriver.adopt", "max_new_tokens", max_new_tokens)
+        length = self.manager.frontier(request_id) or 0
+        cache = self._make_cache(length + max_new_tokens - 1)
+        cache.state.adopt(request_id)
+        request = V4Request(length, max_new_tokens, cache)
+        self._requests.append(request)
+        self._note(request, first_token)
         return request
 
     def step(self) -> dict[V4Request, int]:
@@ -201,6 +214,11 @@ class V4StepDriver(Closing):
         self._hooks.__exit__(None, None, None)
 
     # --- parts ---
+
+    def _make_cache(self, max_length: int) -> ManagedV4Cache:
+        return ManagedV4Cache(
+            self._model, self.manager, max_length=max_length, form=self._form, owns_steps=False
+        )
 
     def _forward(self, request: V4Request, ids: torch.Tensor) -> int:
         with torch.no_grad():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from sparse_kvcm._core import InvalidState
+from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager, DeepseekV4History
 from sparse_kvcm.deepseek_v4.history import Key
 from sparse_kvcm.deepseek_v4.step import At
@@ -92,6 +92,16 @@ class V4State:
     def decodes(self) -> bool:
         """Whether the forward at hand is a decode step."""
         return self._phase is Phase.STEP
+
+    def adopt(self, request: int) -> None:
+        """Go on with a request that the manager has already."""
+        length = self.manager.frontier(request)
+        if not length:
+            raise InvalidArgument(
+                f"[ManagedV4Cache] request must be one with tokens in the manager, got {request}"
+            )
+        self.requests, self.length = [request], length
+        self._set_lengths()
 
     def begin(self, batch: int, tokens: int) -> None:
         """A forward of so many tokens for each of so many requests begins."""

@@ -1,0 +1,155 @@
+"""The prefill worker of `disaggregated`: runs prompts and sends what they leave.
+
+Everything stays on its device, in a resident manager. It lives in a process of its own, which talks
+to the decode worker through a pipe, or, where there is no NIXL, in the same process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from _models import MODELS
+from v4 import prompt
+
+from sparse_kvcm.transfer.sender import Sender
+from sparse_kvcm.transfer.source import ResidentSource
+from sparse_kvcm.transfer.transport import Transport
+
+NAME = "prefill"
+
+
+class Prefill:
+    """A model, a resident manager, and a sender."""
+
+    def __init__(
+        self, kind: str, lengths: Sequence[int], device: str, transport: Transport
+    ) -> None:
+        torch.set_num_threads(1)
+        model = MODELS[kind]()
+        model.lengths = tuple(lengths)
+        stock = model.build(device)
+        self._model = model
+        self._manager = model.make_manager(stock, max(lengths) + 2, resident=True)
+        self._driver = model.make_driver(stock, self._manager)
+        self._source = ResidentSource(self._manager)
+        self._sender = Sender(transport, self._source.table)
+        self._sent: dict[str, Any] = {}
+        self._device = device
+
+    def card(self) -> bytes:
+        """For the decode worker."""
+        return self._sender.card()
+
+    def meet(self, card: bytes) -> None:
+        """Learn of the decode worker."""
+        self._sender.add_peer(card)
+
+    def compute(self, index: int) -> int:
+        """Run a prompt and offer what it leaves; its first token."""
+        length = self._model.lengths[index]
+        request = self._driver.add(prompt(length), 2)  # one more, so that it stays
+        ready = None
+        if self._device != "cpu":
+            ready = torch.cuda.Event()
+            ready.record()
+        pages = self._source.pages(self._model.id_of(request))
+        self._sender.offer(str(index), length, pages, ready=ready)
+        self._sent[str(index)] = request
+        token: int = request.tokens[0]
+        return token
+
+    def progress(self) -> None:
+        """Send; requests whose pages have come back end."""
+        for outcome in self._sender.progress():
+            self._driver.remove(self._sent.pop(outcome.request_id))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that was offered has ended."""
+        return not self._sent
+
+
+class Inline:
+    """A prefill worker in this process."""
+
+    def __init__(
+        self, kind: str, lengths: Sequence[int], device: str, transport: Transport
+    ) -> None:
+        self._prefill = Prefill(kind, lengths, device, transport)
+        self._left = list(range(len(lengths)))
+        self.card = self._prefill.card()
+
+    def meet(self, card: bytes) -> None:
+        """Learn of the decode worker."""
+        self._prefill.meet(card)
+
+    def tokens(self) -> list[tuple[int, int]]:
+        """Index and first token of requests that have been computed; never raises EOFError."""
+        self._prefill.progress()
+        if not self._left:
+            return []
+        index = self._left.pop(0)
+        return [(index, self._prefill.compute(index))]
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+        self._prefill.progress()
+
+
+class Process:
+    """A prefill worker in a process of its own, over NIXL."""
+
+    def __init__(self, kind: str, lengths: Sequence[int], device: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(kind, tuple(lengths), device, theirs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        try:
+            self.card: bytes = self._pipe.recv()
+        except EOFError as error:
+            raise RuntimeError("the prefill process has ended; it said why above") from error
+
+    def meet(self, card: bytes) -> None:
+        """Learn of the decode worker."""
+        self._pipe.send(card)
+
+    def tokens(self) -> list[tuple[int, int]]:
+        """Index and first token of requests that have been computed. EOFError: it has died."""
+        found = []
+        while self._pipe.poll():
+            found.append(self._pipe.recv())
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        self._pipe.close()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def serve(kind: str, lengths: Sequence[int], device: str, pipe: Connection) -> None:
+    """Be a prefill worker until the pipe ends."""
+    from sparse_kvcm.transfer.nixl import NixlTransport
+
+    prefill = Prefill(kind, lengths, device, NixlTransport(NAME))
+    try:
+        pipe.send(prefill.card())
+        prefill.meet(pipe.recv())
+        for index in range(len(lengths)):
+            pipe.send((index, prefill.compute(index)))
+            prefill.progress()
+        while not (pipe.poll() and prefill.is_done):  # the pipe's end can be read
+            prefill.progress()
+            time.sleep(0.0002)
+    except (EOFError, OSError):  # the decode worker has ended
+        return

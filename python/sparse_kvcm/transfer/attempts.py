@@ -1,0 +1,187 @@
+"""A request on its way in: its slices, and where it stands.
+
+    QUEUED -> ADMITTED -> complete: the manager's to decode
+       |         |
+       |         +-> DRAINING   it has failed, its pages still belong to slices without a result
+       +-> failed
+
+Slice 0 has the pages on the GPU, for all tokens; each other slice some pages of history, which
+arrive in staging.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ReceiverOptions:
+    """How a receiver works.
+
+    Attributes
+    ----------
+    slice_pages : int
+        Most pages of history in a slice.
+    max_in_flight : int
+        Most requests that are admitted and not complete.
+    max_queued : int
+        Most that wait for room; 0: who finds none is refused.
+    num_workers : int
+        Threads that repack.
+    expiry_s : float
+        Seconds that a request may wait for room, a slice for its result, and after that a peer for
+        its last chance.
+    """
+
+    slice_pages: int = 8
+    max_in_flight: int = 64
+    max_queued: int = 1024
+    num_workers: int = 2
+    expiry_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request that is through.
+
+    Attributes
+    ----------
+    request_id : str
+    key : int
+        The manager's name of it.
+    reason : str
+        Why it failed, and the manager does not have it; empty if it can be decoded.
+    """
+
+    request_id: str
+    key: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ReceiverUse:
+    """What a receiver has in use; all 0 when nothing is on its way.
+
+    Attributes
+    ----------
+    queued, admitted, draining : int
+        Requests.
+    posted, repacking : int
+        Slices.
+    staging : int
+        Slots.
+    """
+
+    queued: int = 0
+    admitted: int = 0
+    draining: int = 0
+    posted: int = 0
+    repacking: int = 0
+    staging: int = 0
+
+
+class Stage(enum.Enum):
+    """Where a request stands."""
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    DRAINING = "draining"
+
+
+class SliceStage(enum.Enum):
+    """Where a slice stands. POSTED: its pages belong to the peer."""
+
+    PLANNED = "planned"
+    POSTED = "posted"
+    REPACKING = "repacking"
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class Slice:
+    """A part of a request.
+
+    Attributes
+    ----------
+    first_page, num_pages : int
+        Of its history; none in slice 0.
+    tokens : (int, int)
+        From, to.
+    since : float
+        When it was posted, in the receiver's seconds.
+    slots : list of int
+        Of staging, while it has some.
+    """
+
+    index: int
+    first_page: int
+    num_pages: int
+    tokens: tuple[int, int]
+    stage: SliceStage = SliceStage.PLANNED
+    since: float = 0.0
+    slots: list[int] = field(default_factory=list)
+    jobs: list[Future[None]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A request.
+
+    Attributes
+    ----------
+    number : int
+        Never used twice by a receiver.
+    key : int
+        The manager's name of it.
+    since : float
+        When it came to this stage, or moved on in it.
+    lacks : str
+        While QUEUED: the limit that binds.
+    reason : str
+        Why it failed.
+    """
+
+    number: int
+    request_id: str
+    key: int
+    peer: str
+    prompt_tokens: int
+    max_tokens: int
+    since: float
+    slices: list[Slice] = field(default_factory=list)
+    stage: Stage = Stage.QUEUED
+    lacks: str = ""
+    reason: str = ""
+
+    def in_stage(self, stage: SliceStage) -> Iterator[Slice]:
+        """Slices that stand there."""
+        return (one for one in self.slices if one.stage is stage)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody writes to its pages or reads its staging."""
+        return all(one.stage in (SliceStage.PLANNED, SliceStage.ENDED) for one in self.slices)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything has arrived and is repacked."""
+        return all(one.stage is SliceStage.ENDED for one in self.slices)
+
+
+def plan_slices(tokens: int, page_tokens: int, num_pages: int, slice_pages: int) -> list[Slice]:
+    """Slices of a request, `num_pages` pages of history in parts of `slice_pages`.
+
+    Examples
+    --------
+    >>> [(one.first_page, one.num_pages, one.tokens) for one in plan_slices(20, 8, 3, 2)]
+    [(0, 0, (0, 20)), (0, 2, (0, 16)), (2, 1, (16, 20))]
+    """
+    slices = [Slice(0, 0, 0, (0, tokens))]
+    for first in range(0, num_pages, slice_pages):
+        last = min(num_pages, first + slice_pages)
+        part = (first * page_tokens, min(tokens, last * page_tokens))
+        slices.append(Slice(len(slices), first, last - first, part))
+    return slices
