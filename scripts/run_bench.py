@@ -67,7 +67,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
         table.add_column(column, justify="left" if column in ("bench", "case", "unit") else "right")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # A row too long for the window goes on in its next line; squeezed columns say nothing.
+    wanted = Console(width=1000).measure(table).maximum
+    Console(width=max(Console().width, wanted)).print(table)
 
 
 def check_writable(path: Path) -> None:

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache, PreTrainedModel
 
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheConfig, DeepseekV4CacheManager, OffloadSizes
+from sparse_kvcm.integrations.transformers._arguments import cache_argument
 from sparse_kvcm.integrations.transformers.deepseek_v4 import V4Request, V4StepDriver
 from sparse_kvcm.models import DeepSeekV4Geometry, geometry_of
 
@@ -101,9 +102,9 @@ def stock_tokens(model: PreTrainedModel, length: int, new_tokens: int) -> list[i
     out = model.generate(
         prompt(length)[None].to(model.device),
         attention_mask=torch.ones(1, length, dtype=torch.int64, device=model.device),
-        cache=DynamicCache(config=model.config),
         max_new_tokens=new_tokens,
         do_sample=False,
+        **{cache_argument(model): DynamicCache(config=model.config)},
     )
     tokens: list[int] = out[0, length:].tolist()
     return tokens
