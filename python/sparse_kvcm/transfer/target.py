@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparse_kvcm._core import InvalidArgument, KvCache, KvCacheManager, OutOfPages
+from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
-from sparse_kvcm.deepseek_v4.offload_store import OffloadStore
 from sparse_kvcm.dsa import DSACacheManagerV2
-from sparse_kvcm.dsa.streams import current_stream
 from sparse_kvcm.transfer.page_table import PageTable
 from sparse_kvcm.transfer.staging import StagingRing
 from sparse_kvcm.transfer.tables import Buffer, dsa_buffers, make_tables, v4_buffers
@@ -234,7 +234,7 @@ def _parts(
 ) -> tuple[KvCacheManager, list[Buffer]]:
     if isinstance(manager, DSACacheManagerV2):
         return manager.manager, dsa_buffers(manager.config)
-    assert isinstance(manager.store, OffloadStore)
+    assert isinstance(manager.store, BatchStore)
     return manager.store.manager, v4_buffers(manager.config)
 
 

@@ -115,7 +115,7 @@ class DsaSteps:
                 f"[DsaSteps] prompt and output must take at most max_length = {self.max_length} "
                 f"units, got {request.need}"
             )
-        self.manager.seat(request_id)
+        self.manager.store.seat(request_id)
         return request
 
     def activate(self, request: DsaRequest) -> None:
