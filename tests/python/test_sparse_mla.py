@@ -57,6 +57,8 @@ def problem(name: str, device: str, b: int, heads: int, k: int, size: str = "sma
 
 def run(function: Any, made: Any, q: Any, chosen: Any, **options: Any) -> Any:
     """Outputs into poison, float32."""
+    if function is sparse_mla_decode:
+        cases.skip_unless_compiled(made.layout.name, q.device.type)
     b, heads, _ = q.shape
     out = torch.full((b, heads, made.layout.value_width), float("nan"), device=q.device)
     lse = torch.full((b, heads), float("nan"), device=q.device)
@@ -98,6 +100,13 @@ def test_any_number_of_heads(heads: int, device: str) -> None:
 def test_any_batch_and_width(b: int, k: int, device: str) -> None:
     made, q, chosen = problem("v4/fp8_ds_mla", device, b, 2, k)
     compare(run(sparse_mla_decode, made, q, chosen, tuning=SMALL), made, q, chosen)
+
+
+@pytest.mark.parametrize("name", [one for one in cases.LAYOUTS if "nvfp4" in one])
+def test_what_does_not_compile_right_is_refused_on_a_gpu(name: str) -> None:
+    made, q, chosen = problem(name, cases.device_or_skip("cuda"), 2, 4, 8)
+    with pytest.raises(InvalidArgument, match="layout must.*sparse_mla_torch"):
+        sparse_mla_decode(q, made.buffers, made.rows(chosen), layout=made.layout, softmax_scale=1.0)
 
 
 def test_no_queries_give_no_outputs(device: str) -> None:

@@ -18,6 +18,7 @@ from sparse_kvcm.attention import _requirements
 from sparse_kvcm.attention.layouts import Part, RecordLayout, Region
 from sparse_kvcm.attention.mla_checks import check_decode
 from sparse_kvcm.attention.mla_tuning import (
+    COMPILED,
     Tuning,
     WorkPlan,
     heads_of_program,
@@ -118,6 +119,7 @@ def sparse_mla_decode(
     ------
     InvalidArgument
         Before any launch, naming the argument. Rows are not looked at: they lie on the device.
+        Also for NVFP4 records on a GPU: what the kernel compiled of them was wrong on an H200.
     """
     import torch
 
@@ -125,6 +127,8 @@ def sparse_mla_decode(
     if window is not None:
         parts.insert(0, window)
     check_decode(FUNCTION, q, parts, softmax_scale, sinks, out, lse)
+    if q.is_cuda:
+        _check_compiles(parts)
     b, heads, _ = q.shape
     tuned = tuning or tuning_of(heads, layout.name)
     work = plan_work(b, heads, tuple(part.rows.shape[1] for part in parts), tuned) if b else None
@@ -151,6 +155,15 @@ def workspace_bytes(
         return 0
     work = plan_work(b, heads, widths, tuning or tuning_of(heads, layout.name))
     return work.workspace_bytes(heads, layout.value_width)
+
+
+def _check_compiles(parts: Sequence[KeyPart]) -> None:
+    for part in parts:
+        if part.layout.name not in COMPILED:
+            raise InvalidArgument(
+                f"[{FUNCTION}] layout must be one of {', '.join(sorted(COMPILED))} on a GPU, got "
+                f"{part.layout.name}; sparse_mla_torch reads it"
+            )
 
 
 def _pieces(

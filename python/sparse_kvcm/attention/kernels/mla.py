@@ -49,11 +49,9 @@ def _to_bf16(values, WIDEN: tl.constexpr):
 def _load_codes(data, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr):
     """COUNT elements of each unit as they are stored, [n, COUNT]: BF16 or, exactly, float16."""
     if FORMAT == "e2m1":
-        # Each byte twice: halves that are put together by tl.interleave arrive in another order in
-        # an operand of a dot of few heads (Triton 3.6, sm_90).
-        at = BEGIN + tl.arange(0, COUNT)
-        pairs = tl.load(data[:, None] + (at // 2)[None, :], mask=exists[:, None], other=0)
-        codes = _from_e2m1((pairs.to(tl.int32) >> (at % 2 * 4)[None, :]) & 15)
+        at = BEGIN // 2 + tl.arange(0, COUNT // 2)
+        pairs = tl.load(data[:, None] + at[None, :], mask=exists[:, None], other=0).to(tl.int32)
+        codes = _from_e2m1(tl.interleave(pairs & 15, pairs >> 4))
     else:
         at = BEGIN + tl.arange(0, COUNT)
         codes = tl.load(data[:, None] + at[None, :], mask=exists[:, None], other=0)
