@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,13 @@ class Storm:
         while self.pair.receiver.use != ReceiverUse():
             for _ in range(60):
                 self.turn(alive)
+            if self.pair.receiver.use.repacking:  # threads have a time of their own
+                hung = time.monotonic() + 60
+                while self.pair.receiver.use.repacking:
+                    time.sleep(0.001)
+                    self.turn(alive)
+                    assert time.monotonic() < hung, self.pair.receiver.use
+                continue
             self.pair.now += 40
             assert self.pair.now < end, self.pair.receiver.use
         self.pair.results += self.pair.receiver.poll()
