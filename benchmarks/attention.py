@@ -96,6 +96,8 @@ CASES = {
     "glm_fp8_b32": Case(GLM, "fp8", 32, 64, 2048),
     "glm_bf16": Case(GLM, "bf16", 151, 64, 2048),
     "glm_656": Case(GLM, "fp8_ds_mla", 151, 64, 2048),
+    "glm_nvfp4": Case(GLM, "nvfp4", 151, 64, 2048),
+    "glm_352": Case(GLM, "nvfp4_ds_mla", 151, 64, 2048),
     "glm_fp8_h16": Case(GLM, "fp8", 151, 16, 2048),
     "v32_656": Case(V32, "fp8_ds_mla", 64, 128, 2048),
     "v4": Case(FLASH, "fp8_ds_mla", 256, 64, 512),
@@ -103,6 +105,7 @@ CASES = {
     "v4_b1500": Case(FLASH, "fp8_ds_mla", 1500, 64, 512),
     "v4_bf16": Case(FLASH, "bf16", 256, 64, 512),
     "v4_fp8": Case(FLASH, "fp8", 256, 64, 512),
+    "v4_nvfp4": Case(FLASH, "nvfp4", 256, 64, 512),
 }
 ROWS = {"glm": (151, 2048, False, 6.0), "v4": (1500, 512, True, 8.0)}
 
