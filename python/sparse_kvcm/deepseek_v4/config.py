@@ -16,8 +16,10 @@ from sparse_kvcm._core import (
     StorageConfig,
     SwaScratchReuseConfig,
 )
+from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
-from sparse_kvcm.dsa.config import OffloadSizes
+from sparse_kvcm.dsa.config import OffloadSizes, check_sizes
 from sparse_kvcm.models import DeepSeekV4Geometry, IndexDtype, KvDtype
 
 FUNCTION = "DeepseekV4CacheConfig"
@@ -79,20 +81,21 @@ class DeepseekV4CacheConfig:
     offload: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(FUNCTION, self, DeepSeekV4Geometry)
+        check_sizes(FUNCTION, self.offload)
         if self.tokens_per_block not in _PAGES:
             raise InvalidArgument(
                 f"[{FUNCTION}] tokens_per_block must be 128 or 256, got {self.tokens_per_block}"
             )
-        for field in ("max_batch_size", "gpu_quota", "max_num_tokens"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"[{FUNCTION}] {field} must be >= 1, got {value}")
+        for field in ("max_num_tokens", "avg_seq_len"):
+            if getattr(self, field) is not None:
+                check_int(FUNCTION, field, getattr(self, field), 1)
         if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "
                 f"{self.geometry.name} takes, got {self.max_seq_len}"
             )
-        if self.avg_seq_len is not None and not 1 <= self.avg_seq_len <= self.max_seq_len:
+        if self.avg_seq_len is not None and self.avg_seq_len > self.max_seq_len:
             raise InvalidArgument(
                 f"[{FUNCTION}] avg_seq_len must be in [1, max_seq_len {self.max_seq_len}], "
                 f"got {self.avg_seq_len}"
