@@ -84,6 +84,8 @@ def check_fields(function: str, config: Any, kind: type[ModelGeometry]) -> None:
             raise InvalidArgument(
                 f"[{function}] {field} must be a str, got {getattr(config, field)!r}"
             )
+    config.geometry.unit_layout(config.kv_dtype)
+    config.geometry.index_layout(config.index_dtype)
     if config.index_scale not in ("fp32", "ue8m0"):
         raise InvalidArgument(
             f"[{function}] index_scale must be fp32 or ue8m0, got {config.index_scale!r}"
