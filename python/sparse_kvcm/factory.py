@@ -204,6 +204,11 @@ def _start(
                 f"[{function}] num_batches must be 1: a manager of this kind has one step open at "
                 f"a time, got {config.num_batches}"
             )
+        if config.max_draft_len != 0:
+            raise InvalidArgument(
+                f"[{function}] max_draft_len must be 0: tokens that a step has added stay, and "
+                f"speculative decoding would take some back, got {config.max_draft_len}"
+            )
         return _geometry(function, kind, model), choose(features)
 
     geometry, version = on_every_rank(ranks, refuse)

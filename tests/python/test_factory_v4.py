@@ -190,6 +190,21 @@ def test_presets_files_and_geometries_are_models_too(tmp_path: Path) -> None:
         ),
         (MODEL, worker(False, managed_by_another=True), NotImplementedError, "KV connectors"),
         (MODEL, worker(False, changes={"max_beam_width": 2}), NotImplementedError, "got 2"),
+        *(
+            (
+                MODEL,
+                worker(offload, changes={"max_draft_len": 2}),
+                kvcm.InvalidArgument,
+                "max_draft_len must be 0: .* got 2",
+            )
+            for offload in (False, True)
+        ),
+        (
+            WIDE,
+            worker(False, dtype="nvfp4"),
+            kvcm.InvalidArgument,
+            "pages of two sizes .* nvfp4 and bf16, 8192 B each; take another of either, or offload",
+        ),
         (
             MODEL,
             worker(False, changes={"context_parallel": {"size": 2, "kind": "helix"}}),

@@ -100,7 +100,10 @@ class DeepseekV4CacheConfig:
                 f"[{FUNCTION}] avg_seq_len must be in [1, max_seq_len {self.max_seq_len}], "
                 f"got {self.avg_seq_len}"
             )
-        if self.offload is not None:
+        if self.offload is None:
+            page = self.tokens_per_block
+            self.geometry.check_resident(page, self.kv_dtype, self.index_dtype)
+        else:
             self._check_offload(self.offload)
 
     def _check_offload(self, sizes: OffloadSizes) -> None:

@@ -116,6 +116,8 @@ class DsaCacheConfig:
         check_fields(FUNCTION, self, DsaGeometry)
         check_sizes(FUNCTION, self.offload)
         self.geometry.check_page(self.page_tokens, self.kv_dtype)
+        if self.offload is None:
+            self.geometry.check_resident(self.page_tokens, self.kv_dtype, self.index_dtype)
         check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
         if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
             raise InvalidArgument(
