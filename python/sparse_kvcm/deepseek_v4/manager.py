@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache, KvCacheManager, Storage
+from sparse_kvcm._core import (
+    InvalidArgument,
+    InvalidState,
+    KvCache,
+    KvCacheManager,
+    Storage,
+    StorageFill,
+)
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.adapter.manager import RequestManager
 from sparse_kvcm.adapter.page_store import PageStore
@@ -64,9 +71,8 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self.store: Store
         arenas = {}
         if config.offload is None:
-            self.store = PageStore(
-                Storage(config.resident_storage()), config.max_batch_size, config.max_seq_len
-            )
+            storage = Storage(config.resident_storage(), StorageFill.AT_ONCE)
+            self.store = PageStore(storage, config.max_batch_size, config.max_seq_len)
         else:
             manager = KvCacheManager(config.offload_manager(config.offload))
             # Rows of padding, and those whose entry is not whole, write somewhere: no branch.
