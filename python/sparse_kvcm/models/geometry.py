@@ -136,6 +136,28 @@ class ModelGeometry(ABC):
         self.check_page(tokens_per_block, kv_dtype)
         return self._dense(tokens_per_block, kv_dtype, index_dtype)
 
+    def check_resident(
+        self, tokens_per_block: int, kv_dtype: KvDtype, index_dtype: IndexDtype
+    ) -> None:
+        """Refuse a worker that keeps everything on the GPU, and whose regions would come apart.
+
+        Regions that are buffers of their own have one page index. Buffers of one size share a pool,
+        and with a third one in the pool of either its indices would be others.
+        """
+        if not self.region_roles(kv_dtype):
+            return
+        units = self.sparse_layers(tokens_per_block, kv_dtype, is_sparse=False)
+        regions = {one.page_bytes: one.role for layer in units for one in layer.buffers}
+        for layer in self.dense_layers(tokens_per_block, kv_dtype, index_dtype):
+            for other in layer.buffers:
+                if layer.sliding_window_size is None and other.page_bytes in regions:
+                    raise InvalidArgument(
+                        f"[{FUNCTION}] kv_dtype and index_dtype must keep "
+                        f"{regions[other.page_bytes]} and {other.role} in pages of two sizes where "
+                        f"both are on the GPU, got {kv_dtype} and {index_dtype}, "
+                        f"{other.page_bytes} B each; take another of either, or offload"
+                    )
+
     def sparse_layers(
         self, tokens_per_block: int, kv_dtype: KvDtype, *, is_sparse: bool = True
     ) -> list[LayerConfig]:
