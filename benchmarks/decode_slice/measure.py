@@ -240,13 +240,20 @@ def run_point(cache: SliceCache, weights: Weights, n: int, run: Run) -> dict[str
 def attention_outputs(
     cache: SliceCache, weights: Weights, n: int, run: Run, steps: int
 ) -> list[list[torch.Tensor]]:
-    """Attention outputs by step and layer; the first `n` rows are requests, others padding."""
+    """Attention outputs by step and layer; the first `n` rows are requests, others padding.
+
+    On a GPU all but the first steps are replays of one graph.
+    """
     kept = []
+    replay = None
     try:
         point = Point(cache, weights, n, run)
-        for _ in range(steps):
-            point.forward.kept = [[] for _ in range(cache.model.layers)]
-            point.step(lambda: point.forward.run(Clock()))
+        for step in range(steps):
+            if replay is None:
+                point.forward.kept = [[] for _ in range(cache.model.layers)]
+            if cache.device != "cpu" and step == EAGER_STEPS:
+                replay = point.capture(Clock())
+            point.step(replay or (lambda: point.forward.run(Clock())))
             kept.append([torch.cat(parts) for parts in point.forward.kept])
         cache.check()
     finally:

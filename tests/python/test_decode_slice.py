@@ -22,6 +22,7 @@ from benchmarks.decode_slice.attention import merge  # noqa: E402
 from benchmarks.decode_slice.budget import Budget  # noqa: E402
 from benchmarks.decode_slice.cache import SliceCache  # noqa: E402
 from benchmarks.decode_slice.clock import Clock  # noqa: E402
+from benchmarks.decode_slice.forward import OVERLAPS  # noqa: E402
 from benchmarks.decode_slice.measure import Run  # noqa: E402
 from benchmarks.decode_slice.model import make_slice  # noqa: E402
 from benchmarks.decode_slice.weights import Weights  # noqa: E402
@@ -73,6 +74,30 @@ def test_what_overlaps_computes_the_same_up_to_rounding(name: str, overlap: str)
     for step in range(4):
         rows = [kept[step][0][:5] for kept in (other, plain)]
         torch.testing.assert_close(*rows, rtol=0.02, atol=0.02)
+
+
+def check(name: str) -> None:
+    arguments = ["--model", name, "--device", "cpu", "--output", "40", "--prompt", "520"]
+    arguments += ["--warm-up", "2", "--steps", "4", "--check", "--overlap", ",".join(OVERLAPS)]
+    options = command.parse(arguments)
+    model = make_slice(name)
+    command.check(
+        model, Weights(model, "cpu", "bf16"), command.make_run(model, options), options
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_command_checks_all_overlaps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(name)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == list(OVERLAPS)
+    assert sum("bit by bit" in line for line in lines) == 4
+
+
+def test_a_check_of_a_merge_that_weighs_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.decode_slice.forward.merge", lambda hits, _: hits[0])
+    with pytest.raises(RuntimeError, match=r"\[check\] hits, step 0, layer 0: outputs differ"):
+        check("tiny")
 
 
 def test_merged_parts_are_attention_over_both() -> None:
