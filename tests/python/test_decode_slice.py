@@ -25,6 +25,7 @@ from benchmarks.decode_slice.clock import Clock  # noqa: E402
 from benchmarks.decode_slice.forward import OVERLAPS  # noqa: E402
 from benchmarks.decode_slice.measure import Run  # noqa: E402
 from benchmarks.decode_slice.model import make_slice  # noqa: E402
+from benchmarks.decode_slice.sweeps import SWEEPS, lines_of  # noqa: E402
 from benchmarks.decode_slice.weights import Weights  # noqa: E402
 from benchmarks.traces import PRESETS, DriftTraces  # noqa: E402
 
@@ -182,9 +183,34 @@ def test_the_command_writes_records_in_the_place_of_older_ones(tmp_path: Path) -
     assert len(list(tmp_path.glob("*.png"))) == 2
 
 
+def test_a_sweep_runs_its_lines_and_makes_weights_once_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "slice.json"
+    command.main(["--sweep", "tiny", "--json", str(target)])
+    runs = json.loads(target.read_text())["runs"]
+    found = sorted((one["model"], one["mode"], one["batch"]) for one in runs)
+    assert found == [
+        ("tiny", "offloaded", 1), ("tiny", "offloaded", 2), ("tiny", "resident", 1),
+        ("tiny-v4", "offloaded", 1), ("tiny-v4", "resident", 1),
+    ]  # fmt: skip
+    assert runs[0]["command"].startswith("scripts/bench_slice --model tiny --modes offloaded")
+    assert {"admit", "inputs", "compile", "steps"} == set(runs[0]["seconds"])
+    assert capsys.readouterr().out.count("weights in") == 2
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_lines_of_a_sweep_are_commands(name: str) -> None:
+    for line in lines_of(name):
+        options = command.parse(line.split())
+        command.make_run(make_slice(options.model, options.layers), options)
+    assert set(lines_of(name)) <= {*lines_of("all"), *SWEEPS["tiny"]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--sweep", "glm,more"], "--sweep must be all or of glm, long"),
         (["--modes", "both"], "--modes must be of resident, offloaded, got 'both'"),
         (["--overlap", "none,more"], "--overlap must be of none, side"),
         (["--plot", "x"], "--plot needs --json"),
