@@ -36,7 +36,8 @@ class Machine:
     shares_host_memory : bool
         An integrated GPU: the device budget is no longer there for the host.
     link_gb_s : float
-        Host to device, in 10^9 bytes a second: what a ``gpu_cache_factor`` of ``auto`` goes by.
+        What a copy from host to device reaches, in 10^9 bytes a second: what a
+        ``gpu_cache_factor`` of ``auto`` goes by.
     """
 
     device_budget: int
@@ -44,7 +45,7 @@ class Machine:
     compute_capability: tuple[int, int] | None = None
     host: HostMemory | None = None
     shares_host_memory: bool = False
-    link_gb_s: float = 50.0
+    link_gb_s: float = 55.0
 
     def __post_init__(self) -> None:
         check_int("Machine", "device_budget", self.device_budget, 0, MAX_TIER_BYTES)
