@@ -115,6 +115,23 @@ def test_equal_slots_in_a_row_are_one_range() -> None:
     assert ranges.tolist() == [[source.pools[0].ctypes.data, target.pools[0].ctypes.data, size]]
 
 
+@pytest.mark.parametrize(("here", "there"), [(8, 8), (8, 16), (16, 8), (24, 8)])
+def test_a_target_that_knows_the_source_s_table_knows_where_bytes_belong(
+    here: int, there: int
+) -> None:
+    source, target = Side(ALL_KINDS, here, 32), Side(ALL_KINDS, there, 32)
+    slots = [5, 3, 9, 8, 1, 12, 0, 2, 20, 21]
+    projection = Projection(source.table, target.table)
+    for tokens, span in ((61, (0, 61)), (37, (8, 29)), (8, (0, 8))):
+        lists = {one.layer_group: one for one in source.pages(tokens, slots)}
+        wanted = target.pages(tokens, slots[::-1])
+        pieces = projection.pieces(lists, wanted, span, tokens)
+        places = projection.places(wanted, span, tokens)
+        assert list(pieces) == list(places)
+        for route, found in pieces.items():
+            assert (found[:, 1:] == places[route]).all()
+
+
 def test_a_range_is_never_a_row() -> None:
     source, target = Side([HISTORY], 8), Side([HISTORY], 16)
     (ranges,) = project(source, target, 64).values()

@@ -96,7 +96,11 @@ def merged(ranges: Ranges) -> Ranges:
 
     Neighbours become one where they are neighbours on both sides.
     """
-    ranges = ranges[np.argsort(ranges[:, SOURCE], kind="stable")]
+    return joined(ranges[np.argsort(ranges[:, SOURCE], kind="stable")])
+
+
+def joined(ranges: Ranges) -> Ranges:
+    """The same bytes in the same order: who follows its neighbour on both sides becomes one."""
     ends = ranges[:-1] + ranges[:-1, SIZE:]
     follows = (ends[:, :SIZE] == ranges[1:, :SIZE]).all(axis=1)
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))
