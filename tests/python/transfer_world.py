@@ -108,7 +108,8 @@ class FakeReceiver:
         lists = tuple(self.side.pages(tokens) if pages is None else pages)
         if bounce is not None:
             places = self.projection.places(lists, (begin, end), tokens)
-            self.places[name, slices[0]] = places.get(Route("VRAM", "VRAM"))
+            parts = places.get(Route("VRAM", "VRAM"), [np.zeros((0, 2), np.uint64)])
+            self.places[name, slices[0]] = np.concatenate(parts)
         self.tell(RequestData(name, attempt, *slices, begin, end, tokens, lists, bounce))
 
     def tell(self, message: RequestData | SliceResult | Cancel) -> None:

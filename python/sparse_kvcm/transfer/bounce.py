@@ -20,7 +20,7 @@ import numpy as np
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.transfer.copier import Copier, Copy, CudaCopier, gathered, scattered
-from sparse_kvcm.transfer.transport import SIZE, Ranges, Region, Route, joined
+from sparse_kvcm.transfer.transport import SIZE, Parts, Ranges, Region, Route, joined
 from sparse_kvcm.transfer.wire import BounceGrant, TransferGroup
 
 ALIGNMENT = 256
@@ -102,7 +102,7 @@ class Bounce:
             return False
         return self._is_worthwhile(ranges[:, SIZE]) and int(ranges[:, SIZE].sum()) <= grant.size
 
-    def land(self, places: Mapping[Route, Ranges]) -> Landing | None:
+    def land(self, places: Mapping[Route, Parts]) -> Landing | None:
         """Room for what is to arrive at `places`, if that should be gathered and there is room.
 
         There must be one route between GPUs, so that none can be mistaken for another.
@@ -111,9 +111,10 @@ class Bounce:
         if len(routes) != 1 or routes[0].target_device != self.region.device:
             return None
         wanted = places[routes[0]]
-        if not self._is_worthwhile(wanted[:, 1]):
+        sizes = np.concatenate([one[:, 1] for one in wanted])
+        if not self._is_worthwhile(sizes):
             return None
-        size = int(wanted[:, 1].sum())
+        size = int(sizes.sum())
         address = self.take(size)
         return None if address is None else Landing(self, address, size, wanted)
 
@@ -133,9 +134,11 @@ class Bounce:
         """Return what `take` gave; nothing may read or write it any more."""
         del self._taken[address]
 
-    def gather(self, pieces: Ranges, address: int) -> Copy:
+    def gather(self, pieces: Parts, address: int) -> Copy:
         """Start to copy the sources of `pieces` side by side to `address`."""
-        return self.copier.start(joined(gathered(pieces, address)))
+        begins = _begins(address, [one[:, SIZE] for one in pieces])
+        parts = [joined(gathered(*one)) for one in zip(pieces, begins, strict=True)]
+        return self.copier.start(np.concatenate(parts))
 
     def _is_worthwhile(self, sizes: Ranges) -> bool:
         total = int(sizes.sum())
@@ -150,14 +153,14 @@ class Landing:
     Attributes
     ----------
     address, size : int
-    places : Ranges
-        Where its bytes belong, side by side: uint64 (n, 2).
+    places : Parts
+        Where its bytes belong, in the order in which they arrive: see `Projection.places`.
     """
 
     bounce: Bounce
     address: int
     size: int
-    places: Ranges
+    places: Parts
 
     @property
     def grant(self) -> BounceGrant:
@@ -166,7 +169,9 @@ class Landing:
 
     def scatter(self) -> Copy:
         """Start to copy what has arrived to where it belongs."""
-        return self.bounce.copier.start(joined(scattered(self.address, self.places)))
+        begins = _begins(self.address, [one[:, 1] for one in self.places])
+        parts = [joined(scattered(*one)) for one in zip(begins, self.places, strict=True)]
+        return self.bounce.copier.start(np.concatenate(parts))
 
     def end(self) -> None:
         """Nobody writes to it or reads from it any more."""
@@ -190,9 +195,9 @@ def bounced_groups(groups: Sequence[TransferGroup], landing: Landing | None) -> 
     return 1, ""
 
 
-def bounced(pieces: Ranges, address: int, grant: BounceGrant) -> Ranges:
+def bounced(ranges: Ranges, address: int, grant: BounceGrant) -> Ranges:
     """The one range that a gathered group is sent as."""
-    return np.array([[address, grant.address, int(pieces[:, SIZE].sum())]], np.uint64)
+    return np.array([[address, grant.address, int(ranges[:, SIZE].sum())]], np.uint64)
 
 
 def describe(route: Route, ranges: Ranges, bounce_dst_base: int | None = None) -> TransferGroup:
@@ -210,3 +215,9 @@ def describe(route: Route, ranges: Ranges, bounce_dst_base: int | None = None) -
         )
     num_bytes = int(ranges[:, SIZE].sum())
     return TransferGroup(route.source, route.target, len(ranges), num_bytes, bounce_dst_base)
+
+
+def _begins(address: int, sizes: Sequence[Ranges]) -> list[int]:
+    """Where each part begins, of parts that lie side by side from `address` on."""
+    ends = np.cumsum([int(one.sum()) for one in sizes])
+    return [address, *(address + ends[:-1]).tolist()]

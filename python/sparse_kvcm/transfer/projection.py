@@ -27,7 +27,7 @@ from sparse_kvcm.transfer.page_table import (
     PeerDataError,
     Pool,
 )
-from sparse_kvcm.transfer.transport import Ranges, Route, merged
+from sparse_kvcm.transfer.transport import Parts, Ranges, Route, merged
 from sparse_kvcm.transfer.wire import PageList
 
 MAX_PIECES = 1 << 22  # of one slice, before merging: 100 MB here, whatever a peer asks for
@@ -96,7 +96,7 @@ class Projection:
         target_pages: Iterable[PageList],
         tokens: tuple[int, int],
         prompt_tokens: int,
-    ) -> dict[Route, Ranges]:
+    ) -> dict[Route, Parts]:
         """Ranges to write, by route, in the order of `places`.
 
         Parameters
@@ -121,11 +121,11 @@ class Projection:
             _check_slots("source", self.source, own)
             part = _stack(_sources(pair, cuts, own), *_targets(pair, cuts, wanted))
             found.setdefault(pair.route, []).append(part)
-        return {route: np.concatenate(parts) for route, parts in found.items()}
+        return dict(found)
 
     def places(
         self, target_pages: Iterable[PageList], tokens: tuple[int, int], prompt_tokens: int
-    ) -> dict[Route, Ranges]:
+    ) -> dict[Route, Parts]:
         """Where the bytes of `pieces` belong, by route: uint64 (n, 2), target address and bytes.
 
         Raises
@@ -137,7 +137,7 @@ class Projection:
         for pair, wanted, cuts in self._cuts(target_pages, tokens, prompt_tokens):
             part = _stack(*_targets(pair, cuts, wanted))
             found.setdefault(pair.route, []).append(part)
-        return {route: np.concatenate(parts) for route, parts in found.items()}
+        return dict(found)
 
     def first_token(self, target_group: int, prompt_tokens: int) -> int:
         """The first token of a request that its pages in a layer group of the target hold."""

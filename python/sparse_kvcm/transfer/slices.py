@@ -17,6 +17,7 @@ from sparse_kvcm.transfer.copier import Copy
 from sparse_kvcm.transfer.transport import (
     SIZE,
     Handle,
+    Parts,
     Ranges,
     Route,
     TransferState,
@@ -41,7 +42,7 @@ class Group:
 
     Attributes
     ----------
-    pieces : Ranges
+    pieces : Parts
         In the order of `Projection.pieces`.
     ranges : Ranges
         What the engine is given: merged, or gathered.
@@ -53,7 +54,7 @@ class Group:
 
     transport: Transport
     route: Route
-    pieces: Ranges
+    pieces: Parts
     ranges: Ranges = field(init=False)
     stage: Stage = Stage.PREPARED
     fault: str = ""
@@ -71,7 +72,7 @@ class Group:
             self.bounce_address = bounce.take(int(self.ranges[:, SIZE].sum()))
             if self.bounce_address is not None:
                 self.bounce, self.bounce_dst_base = bounce, grant.address
-                self.ranges = bounced(self.pieces, self.bounce_address, grant)
+                self.ranges = bounced(self.ranges, self.bounce_address, grant)
         try:
             self.handle = self.transport.prepare(peer, self.route, self.ranges)
         except Exception as error:  # `prepare` moves nothing, whatever it raises
@@ -164,7 +165,7 @@ class Moving:
     ----------
     transport : Transport
     peer : str
-    pieces : mapping of Route to Ranges
+    pieces : mapping of Route to Parts
         See `Projection.pieces`.
     bounce, grant : optional
         Where groups may be gathered, here and there.
@@ -181,7 +182,7 @@ class Moving:
         self,
         transport: Transport,
         peer: str,
-        pieces: Mapping[Route, Ranges],
+        pieces: Mapping[Route, Parts],
         bounce: Bounce | None,
         grant: BounceGrant | None,
         since: float,
