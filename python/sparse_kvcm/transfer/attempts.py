@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from sparse_kvcm.transfer.bounce import Landing
+from sparse_kvcm.transfer.copier import Copy
+
 
 @dataclass(frozen=True)
 class ReceiverOptions:
@@ -69,18 +72,22 @@ class ReceiverUse:
     ----------
     queued, admitted, draining : int
         Requests.
-    posted, repacking : int
+    posted, scattering, repacking : int
         Slices.
     staging : int
         Slots.
+    bounce_bytes : int
+        Of the bounce region.
     """
 
     queued: int = 0
     admitted: int = 0
     draining: int = 0
     posted: int = 0
+    scattering: int = 0
     repacking: int = 0
     staging: int = 0
+    bounce_bytes: int = 0
 
 
 class Stage(enum.Enum):
@@ -96,6 +103,7 @@ class SliceStage(enum.Enum):
 
     PLANNED = "planned"
     POSTED = "posted"
+    SCATTERING = "scattering"
     REPACKING = "repacking"
     ENDED = "ended"
 
@@ -114,6 +122,8 @@ class Slice:
         When it was posted, in the receiver's seconds.
     slots : list of int
         Of staging, while it has some.
+    landing, scatter : optional
+        Its part of the bounce region, and copies from there.
     """
 
     index: int
@@ -124,6 +134,8 @@ class Slice:
     since: float = 0.0
     slots: list[int] = field(default_factory=list)
     jobs: list[Future[None]] = field(default_factory=list)
+    landing: Landing | None = None
+    scatter: Copy | None = None
 
 
 @dataclass(eq=False)

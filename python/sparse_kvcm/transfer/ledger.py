@@ -202,13 +202,13 @@ class Ledger:
         data = one.data
         projection = self.peers[one.peer].projection
         try:
-            ranges = projection.ranges(
+            pieces = projection.pieces(
                 offer.pages, data.pages, (data.token_begin, data.token_end), data.prompt_tokens
             )
         except PeerDataError as error:
             self.fail(offer, str(error))
             return
-        one.moving = Moving(self._transport, one.peer, ranges, self._bounce, data.bounce, now)
+        one.moving = Moving(self._transport, one.peer, pieces, self._bounce, data.bounce, now)
 
     def _look(self, offer: Offer, one: Slice, moving: Moving, now: float) -> None:
         moving.progress()

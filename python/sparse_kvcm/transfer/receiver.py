@@ -16,20 +16,21 @@ import collections
 import itertools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.transfer.arrivals import Arrivals
 from sparse_kvcm.transfer.attempts import (
     Attempt,
     Received,
     ReceiverOptions,
     ReceiverUse,
-    Slice,
     SliceStage,
     Stage,
     plan_slices,
 )
+from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.page_table import PeerDataError
+from sparse_kvcm.transfer.peers import Peers
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.target import NoRoomError, OffloadTarget
 from sparse_kvcm.transfer.transport import PeerLostError, Transport
@@ -38,7 +39,6 @@ from sparse_kvcm.transfer.wire import (
     Cancel,
     RequestData,
     SliceResult,
-    decode_card,
     decode_message,
     encode_message,
     make_card,
@@ -55,6 +55,8 @@ class Receiver:
     target : OffloadTarget
     rank : RankInfo
     options : ReceiverOptions, optional
+    bounce : Bounce, optional
+        Where small pages of the GPU arrive side by side.
     clock : callable
         Seconds.
 
@@ -72,6 +74,7 @@ class Receiver:
         target: OffloadTarget,
         rank: RankInfo | None = None,
         options: ReceiverOptions | None = None,
+        bounce: Bounce | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -80,10 +83,10 @@ class Receiver:
         self._options = options or ReceiverOptions()
         self._clock = clock
         self._slice_pages = min(self._options.slice_pages, len(target.staging.slots))
-        self._registration = transport.register(target.table.regions())
-        self._workers = ThreadPoolExecutor(self._options.num_workers, "repack")
+        self._arrivals = Arrivals(target, bounce, self._options.num_workers)
+        self._registration = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
-        self._peers: set[str] = set()
+        self._peers = Peers(transport, target.table)
         self._attempts: dict[int, Attempt] = {}  # by number, in the order in which they came
         self._by_id: dict[str, Attempt] = {}  # that have not failed
         self._results: list[Received] = []
@@ -105,26 +108,18 @@ class Receiver:
         Raises
         ------
         PeerDataError
-            If the card is not one, or of another transport.
+            If the card is malformed, of another engine or name, or of one that lacks buffers.
         """
-        seen = decode_card(card)
-        if seen.transport != self._transport.kind:
-            raise PeerDataError(
-                f"[add_peer] transport must be {self._transport.kind}, got {seen.transport}"
-            )
-        name = self._transport.add_peer(seen.metadata)
-        self._peers.add(name)
-        return name
+        return self._peers.add(card)
 
     def remove_peer(self, peer: str, reason: str = "it was removed") -> None:
         """A peer is gone for good: no byte of it moves any more. Its requests fail."""
         if peer not in self._peers:
             return
-        self._peers.discard(peer)
-        self._transport.remove_peer(peer)
+        self._peers.remove(peer)
         for attempt in [one for one in self._attempts.values() if one.peer == peer]:
             for one in list(attempt.in_stage(SliceStage.POSTED)):
-                self._end(one)
+                self._arrivals.end(one)
             self._fail(attempt, f"peer {peer} is gone: {reason}")
 
     # --- requests ---
@@ -200,8 +195,10 @@ class Receiver:
             admitted=sum(one.stage is Stage.ADMITTED for one in all_of),
             draining=sum(one.stage is Stage.DRAINING for one in all_of),
             posted=slices.count(SliceStage.POSTED),
+            scattering=slices.count(SliceStage.SCATTERING),
             repacking=slices.count(SliceStage.REPACKING),
             staging=len(self._target.staging.slots) - self._target.staging.num_free,
+            bounce_bytes=self._arrivals.bounce_bytes,
         )
 
     @property
@@ -217,10 +214,12 @@ class Receiver:
         while self._attempts and time.monotonic() < end:
             self.poll()
             time.sleep(0.001)
-        for peer in list(self._peers):
+        for peer in self._peers:
             self.remove_peer(peer, "the receiver closes")
-        self._workers.shutdown(wait=True)
+        self._arrivals.close()
         self.poll()
+        while self.use.scattering:  # copies on a GPU, which end
+            self.poll()
         self._transport.deregister(self._registration)
 
     # --- messages ---
@@ -246,16 +245,10 @@ class Receiver:
         for group in message.transfer_groups:
             self.num_bytes[group.source, group.target] += group.num_bytes
         if message.status == "failed":
-            self._end(one)
+            self._arrivals.end(one)
             self._fail(attempt, f"peer {peer} failed: {message.reason}")
-        elif attempt.stage is Stage.DRAINING or not one.num_pages:
-            self._end(one)
-        else:
-            one.stage = SliceStage.REPACKING
-            jobs = self._target.repack_jobs(
-                attempt.key, one.first_page, one.slots, self._options.num_workers
-            )
-            one.jobs = [self._workers.submit(job) for job in jobs]
+        elif fault := self._arrivals.take(attempt, one, message.transfer_groups):
+            self._fail(attempt, fault)
 
     def _send(self, attempt: Attempt, message: RequestData | Cancel) -> bool:
         try:
@@ -316,6 +309,8 @@ class Receiver:
         else:
             pages = self._target.device_pages(attempt.key)
         one.stage, one.since = SliceStage.POSTED, self._clock()
+        projection = self._peers.projection(attempt.peer)
+        self._arrivals.expect(attempt, one, pages, projection)
         message = RequestData(
             request_id=attempt.request_id,
             attempt=attempt.number,
@@ -325,17 +320,16 @@ class Receiver:
             token_end=one.tokens[1],
             prompt_tokens=attempt.prompt_tokens,
             pages=tuple(pages),
+            bounce=one.landing.grant if one.landing else None,
         )
         return self._send(attempt, message)
 
     def _look_at(self, attempt: Attempt) -> None:
-        for one in list(attempt.in_stage(SliceStage.REPACKING)):
-            if all(job.done() for job in one.jobs):
-                fault = next((e for job in one.jobs if (e := job.exception())), None)
-                self._end(one)
-                attempt.since = self._clock()
-                if fault is not None:
-                    self._fail(attempt, f"repacking failed: {fault}")
+        num_ended, fault = self._arrivals.progress(attempt)
+        if num_ended:
+            attempt.since = self._clock()
+        if fault:
+            self._fail(attempt, fault)
         self._expire(attempt)
         if attempt.stage is Stage.DRAINING:
             self._settle(attempt)
@@ -385,8 +379,3 @@ class Receiver:
         if attempt.is_settled and attempt.number in self._attempts:
             del self._attempts[attempt.number]
             self._target.drop(attempt.key)
-
-    def _end(self, one: Slice) -> None:
-        one.stage = SliceStage.ENDED
-        self._target.staging.give_back(one.slots)
-        one.slots = []

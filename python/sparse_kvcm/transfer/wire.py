@@ -118,10 +118,8 @@ class TransferGroup(Struct, frozen=True):
     num_ranges, num_bytes : int
         What the engine was given.
     bounce_dst_base : int or None
-        Where the bytes lie on the target, side by side, if they do not lie in their pages yet: then
-        `scatter` says where they belong. Always None where DRAM is on either side.
-    scatter : bytes
-        uint64 little-endian [m, 2]: target address and bytes, in the order in which they lie.
+        Where the bytes lie on the target, side by side, if they do not lie in their pages yet: in
+        the order of `Projection.places`. Always None where DRAM is on either side.
     """
 
     source: MemoryType
@@ -129,12 +127,6 @@ class TransferGroup(Struct, frozen=True):
     num_ranges: _Index
     num_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     bounce_dst_base: _Address | None = None
-    scatter: _Packed = b""
-
-    @property
-    def scatter_ranges(self) -> npt.NDArray[np.uint64]:
-        """`scatter` as an array, uint64 (m, 2)."""
-        return np.frombuffer(self.scatter, "<u8").reshape(-1, 2)
 
 
 class SliceResult(Struct, frozen=True, tag="slice_result"):
@@ -217,11 +209,7 @@ def _check_request(message: RequestData) -> None:
 
 def _check_result(message: SliceResult) -> None:
     for group in message.transfer_groups:
-        if len(group.scatter) % 16:
-            raise _wrong("have a scatter list of 16 bytes each", len(group.scatter))
         bounced = group.bounce_dst_base is not None
-        if bounced != bool(group.scatter):
-            raise _wrong("have a scatter list with bounce_dst_base, and only then", bounced)
         if bounced and (group.source, group.target) != ("VRAM", "VRAM"):
             raise _wrong("bounce VRAM -> VRAM alone", (group.source, group.target))
 
