@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.transfer.page_table import (
     SCHEMA_VERSION,
     PageTable,
@@ -170,6 +171,22 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 Message = RequestData | SliceResult | Cancel
 
 _decoder = msgspec.msgpack.Decoder(Message)
+
+
+def check_request_id(function: str, request_id: str) -> None:
+    """Refuse an id that no peer would take.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    try:
+        msgspec.convert(request_id, _Id).encode()
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise InvalidArgument(
+            f"[{function}] request_id must be a str of 1 to 128 characters of Unicode, got "
+            f"{request_id!r:.150}"
+        ) from error
 
 
 def encode_message(message: Message) -> bytes:
