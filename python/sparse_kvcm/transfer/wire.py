@@ -29,6 +29,7 @@ import numpy.typing as npt
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.transfer.page_table import (
     SCHEMA_VERSION,
+    AnyVersion,
     PageTable,
     PeerDataError,
     Struct,
@@ -291,11 +292,16 @@ def decode_card(data: bytes) -> Card:
         If it is malformed, of another version, or its table or rank does not hold together.
     """
     try:
-        card = msgspec.msgpack.decode(data, type=Card)
-        check_rank(card.rank)
+        version = msgspec.msgpack.decode(data, type=AnyVersion).version
+        if version == SCHEMA_VERSION:
+            card = msgspec.msgpack.decode(data, type=Card)
+            check_rank(card.rank)
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise PeerDataError(f"[decode_card] malformed card: {error}") from error
-    if card.version != SCHEMA_VERSION:
-        raise PeerDataError(f"[decode_card] version must be {SCHEMA_VERSION}, got {card.version}")
+    if version != SCHEMA_VERSION:
+        raise PeerDataError(
+            f"[decode_card] version must be {SCHEMA_VERSION}, got {version}; both sides need the "
+            "same sparse_kvcm schema"
+        )
     card.page_table()
     return card
