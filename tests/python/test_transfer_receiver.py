@@ -256,6 +256,19 @@ def test_a_peer_that_dies_takes_only_its_own_requests_along(kind: str) -> None:
     pair.end([2])
 
 
+def test_who_waits_for_staging_too_long_is_told_so(kind: str) -> None:
+    pair = Pair(MODELS[kind], num_senders=2, staging=2)
+    tokens = PROMPT[kind]
+    pair.ask(1, tokens, 0)  # its peer never says a word, and has all slots
+    pair.ask(2, tokens, 1)
+    pair.prefill(2, tokens, 1)
+    for pair.now in (0.0, 1.0, 121.5):
+        pair.run([1])
+        pair.run([1])
+    assert pair.result(1).reason == "nothing of it came within 120 s"
+    assert pair.result(2).reason == "there was no staging for it within 120 s"
+
+
 def test_a_peer_that_cannot_be_reached_is_found_out_by_the_next_message(kind: str) -> None:
     pair = Pair(MODELS[kind])
     pair.network.kill("prefill0")

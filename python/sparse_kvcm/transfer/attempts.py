@@ -181,6 +181,12 @@ class Attempt:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
 
+    def waits_for_staging(self, free_slots: int) -> bool:
+        """Whether its peer owes it nothing: there is no room for what it would ask for next."""
+        one = next(self.in_stage(SliceStage.PLANNED), None)
+        asked = any(self.in_stage(SliceStage.POSTED))
+        return not asked and one is not None and one.num_pages > free_slots
+
     @property
     def is_settled(self) -> bool:
         """Whether nobody writes to its pages or reads its staging."""

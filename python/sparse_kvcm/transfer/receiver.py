@@ -267,8 +267,6 @@ class Receiver:
             return False
         return True
 
-    # --- one request ---
-
     def _admit(self, attempt: Attempt) -> None:
         """Take what it needs, or NoRoomError."""
         options, target = self._options, self._target
@@ -361,7 +359,9 @@ class Receiver:
         else:
             posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
             if now - min(posted, default=attempt.since) > most:
-                self._fail(attempt, f"nothing of it came within {most:g} s")
+                waits = attempt.waits_for_staging(self._target.staging.num_free)
+                why = "there was no staging for it" if waits else "nothing of it came"
+                self._fail(attempt, f"{why} within {most:g} s")
 
     def _complete(self, attempt: Attempt) -> None:
         try:
