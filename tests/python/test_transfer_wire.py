@@ -104,6 +104,13 @@ def test_a_bad_card_is_refused(change: dict) -> None:
         decode_card(msgspec.msgpack.encode(card))
 
 
+def test_a_card_of_another_version_says_so_whatever_fields_it_has() -> None:
+    fields = msgspec.msgpack.decode(CARD) | {"version": 2, "more": 1}
+    del fields["rank"]
+    with pytest.raises(PeerDataError, match="version must be 1, got 2; both sides need"):
+        decode_card(msgspec.msgpack.encode(fields))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_are_refused(data: bytes) -> None:

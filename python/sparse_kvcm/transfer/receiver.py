@@ -33,12 +33,13 @@ from sparse_kvcm.transfer.page_table import PeerDataError
 from sparse_kvcm.transfer.peers import Peers
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.target import NoRoomError, OffloadTarget
-from sparse_kvcm.transfer.transport import PeerLostError, Transport
+from sparse_kvcm.transfer.transport import PeerLostError, Registration, Transport
 from sparse_kvcm.transfer.wire import (
     MAX_REASON,
     Cancel,
     RequestData,
     SliceResult,
+    check_request_id,
     decode_message,
     encode_message,
     make_card,
@@ -84,7 +85,7 @@ class Receiver:
         self._clock = clock
         self._slice_pages = min(self._options.slice_pages, len(target.staging.slots))
         self._arrivals = Arrivals(target, bounce, self._options.num_workers)
-        self._registration = transport.register(self._arrivals.regions)
+        self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
         self._peers = Peers(transport, target.table)
         self._attempts: dict[int, Attempt] = {}  # by number, in the order in which they came
@@ -142,12 +143,13 @@ class Receiver:
         Raises
         ------
         InvalidArgument
-            For an id in use, an unknown peer, or a request that would never fit.
+            For an id in use or that is none, an unknown peer, or a request that would never fit.
         NoRoomError
             If there is no room, and none to wait: names the limit.
         """
         if peer not in self._peers:
             raise InvalidArgument(f"[request] peer must be one that was added, got {peer!r}")
+        check_request_id("request", request_id)
         if request_id in self._by_id:
             raise InvalidArgument(f"[request] request_id {request_id!r} must be a new one")
         if any(one.key == key for one in self._attempts.values()):
@@ -188,12 +190,12 @@ class Receiver:
     @property
     def use(self) -> ReceiverUse:
         """What is in use."""
-        all_of = list(self._attempts.values())
-        slices = [one.stage for attempt in all_of for one in attempt.slices]
+        stages = [one.stage for one in self._attempts.values()]
+        slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
         return ReceiverUse(
-            queued=sum(one.stage is Stage.QUEUED for one in all_of),
-            admitted=sum(one.stage is Stage.ADMITTED for one in all_of),
-            draining=sum(one.stage is Stage.DRAINING for one in all_of),
+            queued=sum(one is Stage.QUEUED for one in stages),
+            admitted=sum(one is Stage.ADMITTED for one in stages),
+            draining=sum(one is Stage.DRAINING for one in stages),
             posted=slices.count(SliceStage.POSTED),
             scattering=slices.count(SliceStage.SCATTERING),
             repacking=slices.count(SliceStage.REPACKING),
@@ -207,7 +209,9 @@ class Receiver:
         return {one.request_id: one.lacks for one in self._by_id.values() if one.lacks}
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Give all requests up, wait so long for their peers, and forget them. Then leave."""
+        """Give all requests up, wait so long for their peers, and leave. No-op if closed."""
+        if self._registration is None:
+            return
         for request_id in list(self._by_id):
             self.cancel(request_id, "the receiver closes")
         end = time.monotonic() + timeout_s
@@ -221,6 +225,7 @@ class Receiver:
         while self.use.scattering:  # copies on a GPU, which end
             self.poll()
         self._transport.deregister(self._registration)
+        self._registration = None
 
     # --- messages ---
 
@@ -258,8 +263,6 @@ class Receiver:
             return False
         return True
 
-    # --- one request ---
-
     def _admit(self, attempt: Attempt) -> None:
         """Take what it needs, or NoRoomError."""
         options, target = self._options, self._target
@@ -286,15 +289,21 @@ class Receiver:
             except NoRoomError as error:
                 attempt.lacks = error.limit
                 return
-            except InvalidArgument as error:
+            except Exception as error:  # also the device's: this request's alone
                 self._fail(attempt, str(error))
 
     def _post(self) -> None:
         """Ask for slices of all admitted requests in turn, as long as there is staging."""
-        waiting = [one for one in self._attempts.values() if one.stage is Stage.ADMITTED]
-        waiting = [one for one in waiting if self._target.is_ready(one.key)]
+        waiting = [one for one in list(self._attempts.values()) if self._is_ready(one)]
         while waiting:
             waiting = [one for one in waiting if self._post_next(one)]
+
+    def _is_ready(self, attempt: Attempt) -> bool:
+        try:
+            return attempt.stage is Stage.ADMITTED and self._target.is_ready(attempt.key)
+        except Exception as error:  # the device's, whatever it is: this request's alone
+            self._fail(attempt, f"its pages do not become ready: {error}")
+            return False
 
     def _post_next(self, attempt: Attempt) -> bool:
         """Whether a slice was asked for."""
@@ -347,7 +356,9 @@ class Receiver:
         else:
             posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
             if now - min(posted, default=attempt.since) > most:
-                self._fail(attempt, f"nothing of it came within {most:g} s")
+                waits = attempt.waits_for_staging(self._target.staging.num_free)
+                why = "there was no staging for it" if waits else "nothing of it came"
+                self._fail(attempt, f"{why} within {most:g} s")
 
     def _complete(self, attempt: Attempt) -> None:
         try:

@@ -26,8 +26,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.transfer.page_table import (
     SCHEMA_VERSION,
+    AnyVersion,
     PageTable,
     PeerDataError,
     Struct,
@@ -164,6 +166,22 @@ Message = RequestData | SliceResult | Cancel
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
+def check_request_id(function: str, request_id: str) -> None:
+    """Refuse an id that no peer would take.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    try:
+        msgspec.convert(request_id, _Id).encode()
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise InvalidArgument(
+            f"[{function}] request_id must be a str of 1 to 128 characters of Unicode, got "
+            f"{request_id!r:.150}"
+        ) from error
+
+
 def encode_message(message: Message) -> bytes:
     """Write a message."""
     return msgspec.msgpack.encode(message)
@@ -262,11 +280,16 @@ def decode_card(data: bytes) -> Card:
         If it is malformed, of another version, or its table or rank does not hold together.
     """
     try:
-        card = msgspec.msgpack.decode(data, type=Card)
-        check_rank(card.rank)
+        version = msgspec.msgpack.decode(data, type=AnyVersion).version
+        if version == SCHEMA_VERSION:
+            card = msgspec.msgpack.decode(data, type=Card)
+            check_rank(card.rank)
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise PeerDataError(f"[decode_card] malformed card: {error}") from error
-    if card.version != SCHEMA_VERSION:
-        raise PeerDataError(f"[decode_card] version must be {SCHEMA_VERSION}, got {card.version}")
+    if version != SCHEMA_VERSION:
+        raise PeerDataError(
+            f"[decode_card] version must be {SCHEMA_VERSION}, got {version}; both sides need the "
+            "same sparse_kvcm schema"
+        )
     card.page_table()
     return card
