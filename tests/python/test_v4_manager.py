@@ -158,6 +158,20 @@ def test_addresses_stay_and_padding_is_at_the_tail(offload: bool) -> None:
 
 
 @MODES
+def test_padding_has_neither_lengths_nor_rows_whoever_was_there_before(offload: bool) -> None:
+    run = Run(offload)
+    for request, prompt in ((1, 250), (2, 130), (3, 9)):
+        run.add(request, prompt)
+    run.step(1, padded=3)
+    step = run.manager.prepare_step([StepRequest(2, 131)], padded_size=3)
+    assert step.lengths.tolist() == step.query_lengths.tolist() == [132, 0, 0]
+    assert step.rows.tolist()[1:] == [-1, -1]
+    assert all(bool((table[1:] == -1).all()) for table in step.tables.values())
+    assert bool((run.manager.rows(0, cases.SWA)[1:] == -1).all())
+    run.manager.abort_step()
+
+
+@MODES
 def test_attention_gets_windows_and_entries_in_one_index_set(offload: bool) -> None:
     run = Run(offload)
     run.add(1, 300)
