@@ -61,6 +61,10 @@ def geometry_of(config: Mapping[str, Any], name: str = "config") -> ModelGeometr
     InvalidArgument
         Naming the field, its bound and its value.
     """
+    if not isinstance(config, Mapping):
+        raise InvalidArgument(
+            f"[ModelGeometry] config must be a mapping, as in config.json, got {config!r:.40}"
+        )
     read = _READERS.get(str(config.get("model_type")))
     if read is None:
         raise InvalidArgument(
@@ -81,11 +85,11 @@ def load_geometry(model: str | Path) -> ModelGeometry:
     preset = _read_presets().get(str(model))
     if preset is not None:
         return geometry_of(preset["config"], str(model))
-    path = Path(model)
     try:
+        path = Path(model)
         path = path / "config.json" if path.is_dir() else path
         text = path.read_bytes()
-    except (OSError, ValueError) as error:  # no such file, or no path at all
+    except (OSError, ValueError, TypeError) as error:  # no such file, or no path at all
         raise InvalidArgument(
             f"[load_geometry] model must be one of {', '.join(_read_presets())} or the path of a "
             f"config.json, got {shorten(str(model))}"
