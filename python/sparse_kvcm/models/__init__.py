@@ -23,6 +23,7 @@ __all__ = [
     "KvDtype",
     "ModelGeometry",
     "geometry_of",
+    "load_config",
     "load_geometry",
     "presets",
 ]
@@ -82,9 +83,21 @@ def load_geometry(model: str | Path) -> ModelGeometry:
     InvalidArgument
         If `model` is neither.
     """
+    name, config = load_config(model)
+    return geometry_of(config, name)
+
+
+def load_config(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """Read what `load_geometry` reads its geometry off, and what to call it.
+
+    Raises
+    ------
+    InvalidArgument
+        If `model` is neither.
+    """
     preset = _read_presets().get(str(model))
     if preset is not None:
-        return geometry_of(preset["config"], str(model))
+        return str(model), preset["config"]
     try:
         path = Path(model)
         path = path / "config.json" if path.is_dir() else path
@@ -100,4 +113,4 @@ def load_geometry(model: str | Path) -> ModelGeometry:
         raise InvalidArgument(f"[load_geometry] {path} must be JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidArgument(f"[load_geometry] {path} must be a JSON object")
-    return geometry_of(config, path.parent.name or str(path))
+    return path.parent.name or str(path), config
