@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -150,10 +151,11 @@ def check(model: SliceModel, weights: Weights, run: Run, options: argparse.Names
         for step, (ones, others) in enumerate(zip(expected, found, strict=True)):
             for layer in range(layers):
                 one, other = ones[layer][:n].float(), others[layer][:n].float()
-                largest = max(largest, float(((one - other).abs() / (1 + one.abs())).max()))
-                if not largest <= (BOUND if overlap in ROUNDED else 0):
+                by = float(((one - other).abs() / (1 + one.abs())).max())
+                if not by <= (BOUND if overlap in ROUNDED else 0):  # NaN, too
                     where = f"{overlap}, step {step}, layer {layer}"
-                    raise RuntimeError(f"[check] {where}: outputs differ by {largest}")
+                    raise RuntimeError(f"[check] {where}: outputs differ by {by}")
+                largest = max(largest, by)
         how = f"within {largest:.2g}" if overlap in ROUNDED else "bit by bit"
         print(f"{overlap}: attention of {CHECKED_STEPS} steps, {layers} layers, {n} rows is the "
               f"resident one {how}", flush=True)  # fmt: skip
@@ -285,6 +287,7 @@ class Session:
         if self._weights is None or self._of != wanted:
             self._weights = None  # the others' memory first
             if options.device != "cpu":
+                gc.collect()
                 torch.cuda.empty_cache()
             begin = time.perf_counter()
             self._weights, self._of = Weights(model, options.device, options.experts), wanted

@@ -95,8 +95,13 @@ def test_the_command_checks_all_overlaps(name: str, capsys: pytest.CaptureFixtur
     assert sum("bit by bit" in line for line in lines) == 4
 
 
-def test_a_check_of_a_merge_that_weighs_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.decode_slice.forward.merge", lambda hits, _: hits[0])
+@pytest.mark.parametrize("factor", [1.1, float("nan")])
+def test_a_check_of_a_merge_that_weighs_wrong_fails(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "benchmarks.decode_slice.forward.merge", lambda *parts: factor * merge(*parts)
+    )
     with pytest.raises(RuntimeError, match=r"\[check\] hits, step 0, layer 0: outputs differ"):
         check("tiny")
 
