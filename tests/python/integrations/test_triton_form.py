@@ -25,6 +25,7 @@ from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.attention import AttentionBase, attention_base, step_rows
 from sparse_kvcm.integrations.transformers import StepDriver, absorbed
 from sparse_kvcm.integrations.transformers.deepseek_v4 import attention as v4_attention
+from sparse_kvcm.integrations.transformers.deepseek_v4 import layers as v4_layers
 from sparse_kvcm.models import AttentionType
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "python" / "examples"
@@ -34,6 +35,13 @@ LENGTHS = (127, 20, 290, 270)
 NEW_TOKENS = 3
 LAYERS = {"glm5": 4, "v4": 3}
 MODULES = {"glm5": absorbed, "v4": v4_attention}
+WRITES = [
+    *(
+        (one, "update")
+        for one in (v4_layers.ManagedWindow, v4_layers.ManagedHCA, v4_layers.ManagedCSA)
+    ),
+    *((one, "update_compressor_states") for one in (v4_layers.ManagedHCA, v4_layers.ManagedCSA)),
+]
 FEW = [("glm5", "fp8_ds_mla"), ("v4", "fp8_ds_mla")]  # under the interpreter
 ALL = [("glm5", "bf16"), ("glm5", "fp8"), *FEW[:1], ("v4", "bf16"), ("v4", "fp8"), *FEW[1:]]
 
@@ -81,16 +89,35 @@ def run(demo, name, kv_dtype, device, offloads, expected=None, forwards=None):
 
 @functools.cache
 def resident(demo, name, kv_dtype, device):
-    """The run that others are compared with, each of its layers checked in float32."""
+    """The run that others are compared with; what its layers write and attend to is checked."""
     with pytest.MonkeyPatch.context() as patch:
+        for kind, method in WRITES:
+            patch.setattr(kind, method, noted(getattr(kind, method), method))
         patch.setattr(MODULES[name], "attend", CHECKED[name](MODULES[name].attend))
         return run(demo, name, kv_dtype, device, offloads=False)
 
 
-def near(got, want, message):
+def near(got, want, message, bound=2**-6):
     """Of BF16 queries, weights and outputs, each off by 2^-9 of itself at most, and their sums."""
-    off = (got.float() - want).norm() / want.norm()
-    assert off < 2**-6, f"{message}: {off:.2%} off"
+    off = (got.float() - want.float()).norm() / want.float().norm()
+    assert off < bound, f"{message}: {off:.2%} off"
+
+
+def written(manager, layer, kind, rows, want):
+    """What the step wrote is what it was given, but for the record's rounding: E4M3's 2^-4."""
+    got = manager.gather_latents(layer, rows) if kind is None else manager.read(layer, kind, rows)
+    near(got, want, f"layer {layer}, what was written", 2**-4)
+
+
+def noted(method, name):
+    """A cache layer's call that also keeps what it got: new keys, or entries of a compressor."""
+
+    def call(self, *args, **options):
+        if args[0] != "indexer":
+            self.__dict__.setdefault("noted", {})[name] = args
+        return method(self, *args, **options)
+
+    return call
 
 
 def softmax(scores, exists, sinks=None):
@@ -106,6 +133,8 @@ def checked_dsa(attend):
 
     def checked(manager, module, layer, query, latents, slots, scaling):
         output = attend(manager, module, layer, query, latents, slots, scaling)
+        group = manager.config.geometry.selection_group_of[layer]
+        written(manager, layer, None, manager.latents.write_slots(manager.step, group), latents)
         units, rank = manager.gather_latents(layer, slots), module.kv_lora_rank
         expand = module.kv_b_proj.weight.float().view(module.num_heads, -1, rank)
         both = torch.einsum("bkr,hdr->bhkd", units[..., :rank], expand)
@@ -132,6 +161,14 @@ def checked_v4(attend):
         elif module.compressor is not None:
             rows[COMPRESS] = manager.rows(layer, COMPRESS, at)
         output = attend(state, module, query, scaling)
+        new, length = state._layers[layer].noted, state.length + 1
+        newest = rows[SWA][:, min(length, rows[SWA].shape[1]) - 1]
+        written(manager, layer, SWA, newest, new["update"][0][:, 0, 0])
+        entry = new["update_compressor_states"][1] if COMPRESS in rows else query[:, :0]
+        if entry.shape[1]:
+            count = length // manager.config.geometry.compress_ratios[layer]
+            newest = manager.rows(layer, COMPRESS, at, count)[:, -1]
+            written(manager, layer, COMPRESS, newest, entry[:, 0])
         units = torch.cat([manager.read(layer, kind, one) for kind, one in rows.items()], 1)
         exists = torch.cat([one >= 0 for one in rows.values()], 1)
         scores = torch.einsum("bhd,bkd->bhk", query[:, :, 0].float(), units) * scaling
