@@ -180,6 +180,22 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
             raise InvalidState(f"[resolved] layer {layer} {lacks}")
         return self._resolved[layer][1]
 
+    def write_slots(self, layer: int, at: At = ALL) -> torch.Tensor:
+        """Slots of the entries that queries complete in an offloaded layer, int32 ``[n]``.
+
+        Of the layer's `select`, which comes first. A query that completes none has one that nobody
+        reads.
+        """
+        from torch.utils.dlpack import from_dlpack
+
+        slots: torch.Tensor = from_dlpack(self.resolved(layer).write_slots)[:, 0]
+        if self._resolved[layer][0] != at:
+            raise InvalidArgument(
+                f"[write_slots] at must be that of the layer's select, {self._resolved[layer][0]}, "
+                f"got {at}"
+            )
+        return slots
+
     def attention_indices(
         self, layer: int, selected: torch.Tensor | None = None, at: At = ALL
     ) -> AttentionIndices:
@@ -250,14 +266,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         lengths = step.query_lengths[at]
         self._arguments.values("write_entries", layer, kind, values, len(lengths), FULL)
         if kind is AttentionType.COMPRESS and layer in self.access.arenas:
-            from torch.utils.dlpack import from_dlpack
-
-            slots = from_dlpack(self.resolved(layer).write_slots)[:, 0]
-            if self._resolved[layer][0] != at:
-                raise InvalidArgument(
-                    f"[write_entries] at must be that of the layer's select, "
-                    f"{self._resolved[layer][0]}, got {at}"
-                )
+            slots = self.write_slots(layer, at)
             self.access.write_arena(layer, slots, values)
             return
         ratio = self.config.geometry.compress_ratios[layer]
