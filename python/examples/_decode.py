@@ -18,6 +18,7 @@ from sparse_kvcm.transfer.transport import Transport
 
 STAGING_SLOTS = 6
 SLICE_PAGES = 2
+SILENCE_S = 100.0  # a first forward on a GPU loads its kernels
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Decode:
             transport,
             OffloadTarget(self.manager, STAGING_SLOTS),
             rank,
-            ReceiverOptions(slice_pages=SLICE_PAGES),
+            ReceiverOptions(slice_pages=SLICE_PAGES, silence_s=SILENCE_S),
             bounce,
         )
         self.lengths: Sequence[int] = model.lengths

@@ -37,6 +37,11 @@ class ReceiverOptions:
     expiry_s : float
         Seconds that a request may wait for room, a slice for its result, and after that a peer for
         its last chance.
+    silence_s : float
+        Seconds that a peer from which something is awaited may leave a Ping without an answer; then
+        its requests fail, and after as many again it is taken for gone, and their pages come back.
+        A Ping goes out after a quarter as long without a word. Longer than the longest pause
+        between two calls of a sender's `progress`.
     """
 
     slice_pages: int = 8
@@ -44,6 +49,7 @@ class ReceiverOptions:
     max_queued: int = 1024
     num_workers: int = 2
     expiry_s: float = 120.0
+    silence_s: float = 30.0
 
 
 @dataclass(frozen=True)
