@@ -264,22 +264,6 @@ def test_a_peer_that_cannot_be_reached_is_found_out_by_the_next_message(kind: st
     pair.end()
 
 
-def test_a_peer_that_says_nothing_is_given_up_within_a_bound(kind: str) -> None:
-    pair = Pair(MODELS[kind])
-    pair.ask(1, PROMPT[kind])
-    pair.results += pair.receiver.poll()
-    pair.now = 119.0
-    pair.results += pair.receiver.poll()
-    assert pair.results == []
-    pair.now = 121.0
-    pair.results += pair.receiver.poll()
-    assert pair.result(1).reason == "nothing of it came within 120 s"
-    assert pair.receiver.use.posted > 0  # it might still write
-    pair.now = 242.0
-    pair.results += pair.receiver.poll()
-    pair.end()
-
-
 def test_who_waits_for_room_too_long_is_told_what_lacks(kind: str) -> None:
     pair = Pair(MODELS[kind], options=ReceiverOptions(slice_pages=2, max_in_flight=1))
     pair.ask(1, PROMPT[kind])

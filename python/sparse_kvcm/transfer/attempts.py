@@ -39,6 +39,11 @@ class ReceiverOptions:
     expiry_s : float
         Seconds that a request may wait for room, a slice for its result, and after that a peer for
         its last chance.
+    silence_s : float
+        Seconds that a peer from which something is awaited may leave a Ping without an answer; then
+        its requests fail, and after as many again it is taken for gone, and their pages come back.
+        A Ping goes out after a quarter as long without a word. Longer than the longest pause
+        between two calls of a sender's `progress`.
 
     Raises
     ------
@@ -51,6 +56,7 @@ class ReceiverOptions:
     max_queued: int = 1024
     num_workers: int = 2
     expiry_s: float = 120.0
+    silence_s: float = 30.0
 
     def __post_init__(self) -> None:
         least = {"slice_pages": 1, "max_in_flight": 1, "max_queued": 0, "num_workers": 1}
@@ -60,10 +66,12 @@ class ReceiverOptions:
                 raise InvalidArgument(
                     f"[ReceiverOptions] {name} must be an int >= {low}, got {value!r}"
                 )
-        if not (isinstance(self.expiry_s, int | float) and 0 < self.expiry_s < math.inf):
-            raise InvalidArgument(
-                f"[ReceiverOptions] expiry_s must be > 0 and finite, got {self.expiry_s!r}"
-            )
+        for name in ("expiry_s", "silence_s"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise InvalidArgument(
+                    f"[ReceiverOptions] {name} must be > 0 and finite, got {value!r}"
+                )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ while the next slices are on their way. When all of it is there, the request is 
 
 Pages that a peer was told of belong to it until it has said what became of them. So a request that
 fails is reported at once, but what it holds comes back when every slice has a result, or the
-peer is gone. A peer that says nothing is taken for gone in the end: see `ReceiverOptions.expiry_s`.
+peer is gone. A peer that is silent is taken for gone in the end: see `ReceiverOptions.silence_s`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sparse_kvcm.transfer.transport import PeerLostError, Registration, Transpor
 from sparse_kvcm.transfer.wire import (
     MAX_REASON,
     Cancel,
+    Pong,
     RequestData,
     SliceResult,
     check_request_id,
@@ -87,7 +88,7 @@ class Receiver:
         self._arrivals = Arrivals(target, bounce, self._options.num_workers)
         self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
-        self._peers = Peers(transport, target.table)
+        self._peers = Peers(transport, target.table, self._options.silence_s, clock)
         self._attempts: dict[int, Attempt] = {}  # by number, in the order in which they came
         self._by_id: dict[str, Attempt] = {}  # that have not failed
         self._results: list[Received] = []
@@ -179,11 +180,13 @@ class Receiver:
     def poll(self) -> list[Received]:
         """Go on as far as possible; requests that are through since the last call."""
         for peer, data in self._transport.receive():
+            self._peers.hear(peer)
             self._take(peer, data)
         for attempt in list(self._attempts.values()):
             self._look_at(attempt)
         self._admit_queued()
         self._post()
+        self._watch()
         results, self._results = self._results, []
         return results
 
@@ -234,6 +237,8 @@ class Receiver:
             message = decode_message(data)
         except PeerDataError:
             message = None
+        if isinstance(message, Pong):
+            return
         attempt = self._attempts.get(message.attempt) if isinstance(message, SliceResult) else None
         if (
             not isinstance(message, SliceResult)
@@ -359,6 +364,18 @@ class Receiver:
                 waits = attempt.waits_for_staging(self._target.staging.num_free)
                 why = "there was no staging for it" if waits else "nothing of it came"
                 self._fail(attempt, f"{why} within {most:g} s")
+
+    def _watch(self) -> None:
+        """Who is silent while slices wait for it loses its requests, and then is taken for gone."""
+        all_of = list(self._attempts.values())
+        awaited = {one.peer for one in all_of if any(one.in_stage(SliceStage.POSTED))}
+        for peer, is_gone in self._peers.watch(awaited):
+            reason = f"no answer to a Ping within {self._options.silence_s:g} s"
+            if is_gone:
+                self.remove_peer(peer, reason)
+            for attempt in all_of:
+                if attempt.peer == peer and attempt.stage is Stage.ADMITTED:
+                    self._fail(attempt, f"peer {peer} is silent: {reason}")
 
     def _complete(self, attempt: Attempt) -> None:
         try:
