@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
+from sparse_kvcm.adapter.slot_mapping import PageGeometry  # noqa: E402
 from sparse_kvcm.deepseek_v4 import indices  # noqa: E402
-from sparse_kvcm.dsa.slot_mapping import PageGeometry  # noqa: E402
 
 torch.set_num_threads(1)
 RATIOS = st.sampled_from([4, 128])

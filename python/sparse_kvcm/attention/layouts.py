@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, KvDtype
 
 if TYPE_CHECKING:

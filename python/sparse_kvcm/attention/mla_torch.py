@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import UnitLayout
+from sparse_kvcm.adapter.scatter import gather
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, map_slots
 from sparse_kvcm.attention.layouts import RecordLayout
 from sparse_kvcm.attention.mla_checks import check_decode
 from sparse_kvcm.attention.sparse_mla import KeyPart
 from sparse_kvcm.deepseek_v4.codecs import decode_entries
 from sparse_kvcm.dsa.codecs import Record, decode_latents
-from sparse_kvcm.dsa.scatter import gather
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, map_slots
 
 if TYPE_CHECKING:
     import torch

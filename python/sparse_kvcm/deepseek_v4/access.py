@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, Storage
+from sparse_kvcm.adapter import floats
+from sparse_kvcm.adapter.scatter import Skip, gather, scatter
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, SlotMapping, map_slots
 from sparse_kvcm.deepseek_v4 import codecs
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import width_of
 from sparse_kvcm.deepseek_v4.indices import check_row_count, map_items
 from sparse_kvcm.deepseek_v4.pools import TypeLayout, TypePool, layout_of, make_pools
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step
-from sparse_kvcm.dsa import _fp
 from sparse_kvcm.dsa.codecs import Record, decode_index_keys, encode_index_keys
-from sparse_kvcm.dsa.scatter import Skip, gather, scatter
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping, map_slots
 from sparse_kvcm.models import AttentionType, KvDtype
 from sparse_kvcm.models._dtypes import window_dtype
 from sparse_kvcm.models.attention_types import types_of_ratio
@@ -179,7 +179,7 @@ class Access:
                 f"got {tuple(values.shape)}"
             )
         if kind.is_state:
-            return (_fp.to_bytes(values.to(torch.float32)),)
+            return (floats.to_bytes(values.to(torch.float32)),)
         if kind is AttentionType.INDEXER_COMPRESS:
             config = self._config
             return encode_index_keys(values, config.index_dtype, index_scale=config.index_scale)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping, map_tokens
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, SlotMapping, map_tokens
 
 if TYPE_CHECKING:
     import torch

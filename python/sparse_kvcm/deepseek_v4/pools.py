@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, PageIndexMode, PageRange, Storage, UnitLayout
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 from sparse_kvcm.deepseek_v4.indices import compress_table, sliding_table
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry, IndexDtype, KvDtype
 from sparse_kvcm.models.attention_types import BLOCK_SCALE_ROLE, state_rows
 

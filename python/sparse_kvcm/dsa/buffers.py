@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import Storage, UnitLayout
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ from sparse_kvcm._core import (
     SelectionGroupConfig,
     StorageConfig,
 )
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 from sparse_kvcm.dsa.codecs import IndexScale
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
 from sparse_kvcm.models import DsaGeometry, IndexDtype, KvDtype
 
 FUNCTION = "DsaCacheConfig"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, InvalidState, Storage
 from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.scatter import scatter
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, kernel_page_indices, map_tokens
 from sparse_kvcm.dsa.buffers import key_pools, typed_view
 from sparse_kvcm.dsa.codecs import Record
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import scatter
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, kernel_page_indices, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep
 from sparse_kvcm.ops import ResolveOutputs
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.adapter.manager import RequestManager
+from sparse_kvcm.adapter.scatter import gather, scatter
+from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_slots, map_tokens
 from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.dsa import codecs
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.latents import LatentStore
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import gather, scatter
-from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_slots, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
 from sparse_kvcm.step import PreparedStep
 
@@ -257,7 +257,7 @@ class DsaManager(RequestManager[DsaStep]):
         """Write keys behind `history` tokens of a request, given its slots, int32 ``[pages]``."""
         import torch
 
-        from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
+        from sparse_kvcm.adapter.slot_mapping import kernel_page_indices
 
         table = kernel_page_indices(slots[None], self.index_keys.scale)
         n = len(next(iter(index_keys.values())))

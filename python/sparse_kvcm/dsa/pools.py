@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, PageIndexMode, Storage, StorageLayout
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 
 if TYPE_CHECKING:
     import torch

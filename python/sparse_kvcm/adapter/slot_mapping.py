@@ -7,7 +7,7 @@ then all scales of index keys. The token at position p of a row lies in page
     page * page_bytes + region_offset + w * region_bytes
 
 All offsets are int64: pools are larger than 2^31 bytes. They count from the view whose pages have
-exactly `page_bytes` bytes; `sparse_kvcm.dsa.scatter` reads and writes views with any page stride.
+exactly `page_bytes` bytes; `scatter` reads and writes views with any page stride.
 Everything here is a function of its arguments, vectorised, on the device of the page table.
 """
 

@@ -14,7 +14,7 @@ from sparse_kvcm._core import InvalidArgument
 if TYPE_CHECKING:
     import torch
 
-    from sparse_kvcm.dsa.slot_mapping import SlotMapping
+    from sparse_kvcm.adapter.slot_mapping import SlotMapping
 
 Skip = Literal["missing", "none"]
 
