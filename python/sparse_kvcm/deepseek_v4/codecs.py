@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.adapter import floats
-from sparse_kvcm.dsa.codecs import Record, decode_latents, encode_latents
+from sparse_kvcm.adapter.scatter import Record
+from sparse_kvcm.dsa.codecs import decode_latents, encode_latents
 from sparse_kvcm.models import KvDtype
 
 if TYPE_CHECKING:

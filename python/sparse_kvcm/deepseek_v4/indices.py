@@ -31,16 +31,6 @@ def completes_entry(lengths: torch.Tensor, ratio: int) -> torch.Tensor:
     return (lengths > 0) & (lengths % ratio == 0)
 
 
-def compress_table(base: torch.Tensor, scale: int) -> torch.Tensor:
-    """Page indices of full histories, mode SHARED: slot * scale; -1 stays -1."""
-    return base.where(base < 0, base * scale)
-
-
-def sliding_table(base: torch.Tensor, scale: int, position: int) -> torch.Tensor:
-    """Page indices of windows and states, mode PER_LAYER: slot * scale + the layer's position."""
-    return base.where(base < 0, base * scale + position)
-
-
 def global_indices(
     page_table: torch.Tensor, local: torch.Tensor, rows_per_page: int, first: int = 0
 ) -> torch.Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import Storage, UnitLayout
-from sparse_kvcm.adapter.slot_mapping import PageGeometry
+from sparse_kvcm._core import Storage
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.pools import RolePool
 
@@ -15,11 +14,10 @@ if TYPE_CHECKING:
 
 def key_pools(storage: Storage, config: DsaCacheConfig) -> list[RolePool]:
     """Pools of latents: one role per region where scales are a buffer of their own."""
-    layout = config.geometry.unit_layout(config.kv_dtype)
     layers = {layer: layer for layer in config.geometry.history_layers}
     return [
-        RolePool(storage, role, layers, PageGeometry(UnitLayout([size]), config.page_tokens))
-        for role, size in zip(config.key_roles, layout.region_bytes, strict=True)
+        RolePool(storage, role, layers, page)
+        for role, page in zip(config.key_roles, config.latent_page.apart, strict=True)
     ]
 
 

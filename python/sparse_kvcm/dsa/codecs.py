@@ -20,16 +20,16 @@ NVFP4 records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.adapter import floats
+from sparse_kvcm.adapter.scatter import Record
 from sparse_kvcm.models import IndexDtype, KvDtype
 
 if TYPE_CHECKING:
     import torch
 
-Record: TypeAlias = "tuple[torch.Tensor, ...]"
 IndexScale = Literal["fp32", "ue8m0"]
 
 _TILE = 128  # elements of one FP32 scale

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.adapter.manager import RequestManager
-from sparse_kvcm.adapter.scatter import gather, scatter
-from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_slots, map_tokens
+from sparse_kvcm.adapter.scatter import Record, gather, gather_regions, scatter, scatter_regions
+from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_slots
 from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.dsa import codecs
 from sparse_kvcm.dsa.config import DsaCacheConfig
@@ -117,17 +117,13 @@ class DsaManager(RequestManager[DsaStep]):
         step = self._open("write_latents")
         record = self._encode(latents)
         slots = self._latents.write_slots(step, self.config.geometry.selection_group_of[layer])
-        for view, page in self._latents.buffers(layer):
-            regions = len(page.regions)
-            scatter(view, map_slots(slots, page), record[:regions])
-            record = record[regions:]
+        scatter_regions(self._latents.buffers(layer), record, lambda page: map_slots(slots, page))
 
     def gather_latents(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Read latents at slots of `select`: float32 ``[..., rank + rope]``, zeros at -1."""
         self._open("gather_latents")
-        record: tuple[torch.Tensor, ...] = ()
-        for view, page in self._latents.buffers(layer):
-            record += gather(view, map_slots(slots.reshape(-1), page))
+        flat = slots.reshape(-1)
+        record = gather_regions(self._latents.buffers(layer), lambda page: map_slots(flat, page))
         geometry = self.config.geometry
         values = codecs.decode_latents(
             record,
@@ -214,7 +210,7 @@ class DsaManager(RequestManager[DsaStep]):
                 f"{shares or ' the model does not have'}"
             )
 
-    def _encode(self, latents: torch.Tensor) -> codecs.Record:
+    def _encode(self, latents: torch.Tensor) -> Record:
         return codecs.encode_latents(
             latents,
             self.config.kv_dtype,
@@ -255,13 +251,7 @@ class DsaManager(RequestManager[DsaStep]):
         self, slots: torch.Tensor, history: int, index_keys: Mapping[int, torch.Tensor]
     ) -> None:
         """Write keys behind `history` tokens of a request, given its slots, int32 ``[pages]``."""
-        import torch
-
-        from sparse_kvcm.adapter.slot_mapping import kernel_page_indices
-
-        table = kernel_page_indices(slots[None], self.index_keys.scale)
         n = len(next(iter(index_keys.values())))
-        positions = torch.arange(history, history + n, device=table.device)
-        mapping = map_tokens(table, torch.zeros_like(positions), positions, self.index_keys.page)
+        mapping = self.index_keys.map_appended(slots, history, n)
         for layer, keys in index_keys.items():
             self._scatter_index_keys(layer, mapping, keys)
