@@ -10,20 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.attention.pointers import AttentionBase, attention_base
 from sparse_kvcm.attention.rows import RowForm, WindowRows, sparse_arena_rows
 from sparse_kvcm.attention.write import write_latents
 from sparse_kvcm.deepseek_v4.indices import (
     AttentionIndices,
-    completes_entry,
+    completed_entries,
     global_indices,
-    num_entries,
 )
 from sparse_kvcm.deepseek_v4.manager import DeepseekV4CacheManager
 from sparse_kvcm.deepseek_v4.step import DeepseekV4Step
 from sparse_kvcm.dsa.manager import DsaManager
-from sparse_kvcm.dsa.step_tensors import DsaStep
 from sparse_kvcm.models import AttentionType
 
 if TYPE_CHECKING:
@@ -74,13 +72,13 @@ def step_rows(
         If no step is open.
     """
     if isinstance(manager, DsaManager):
-        step = _dsa_step(manager, "step_rows")
+        step = manager.require_step("step_rows")
         if slots is None:
             raise InvalidArgument("[step_rows] slots must be given: every layer of DSA selects")
         form = row_form(attention_base(manager, layer))
         rows = sparse_arena_rows(slots, form, out=out, selection=selection, batch_rows=step.rows)
         return AttentionIndices(rows, 0)
-    v4 = _v4_step(manager, "step_rows")
+    v4 = manager.require_step("step_rows")
     ratio = manager.config.geometry.compress_ratios[layer]
     if (slots is None) != (ratio != 4):
         raise InvalidArgument(
@@ -132,7 +130,7 @@ def write_step(
     base = attention_base(manager, layer, kind)
     if isinstance(manager, DsaManager):
         group = manager.config.geometry.selection_group_of[layer]
-        slots = manager.latents.write_slots(_dsa_step(manager, "write_step"), group)
+        slots = manager.latents.write_slots(manager.require_step("write_step"), group)
     else:
         slots = _v4_slots(manager, layer, AttentionType.COMPRESS if kind is None else kind)
     write_latents(
@@ -142,7 +140,7 @@ def write_step(
 
 def _v4_slots(manager: DeepseekV4CacheManager, layer: int, kind: AttentionType) -> torch.Tensor:
     """Slots of each query's new item, -1 (or the trash page) where it has none."""
-    step = _v4_step(manager, "write_step")
+    step = manager.require_step("write_step")
     if kind is AttentionType.COMPRESS and layer in manager.access.arenas:
         from torch.utils.dlpack import from_dlpack
 
@@ -152,9 +150,7 @@ def _v4_slots(manager: DeepseekV4CacheManager, layer: int, kind: AttentionType) 
     if kind is AttentionType.SWA:
         items = lengths - 1
     else:
-        ratio = manager.config.geometry.compress_ratios[layer]
-        items = num_entries(lengths, ratio) - 1
-        items = items.masked_fill(~completes_entry(lengths, ratio), -1)
+        items = completed_entries(lengths, manager.config.geometry.compress_ratios[layer])
     table = manager.access.table(step, layer, kind)[step.query_places]
     per_page = manager.access.layout(layer, kind).items_per_page
     return global_indices(table, items[:, None], per_page)[:, 0]
@@ -177,15 +173,3 @@ def _window(manager: DeepseekV4CacheManager, step: DeepseekV4Step, layer: int) -
         return window
     table = manager.access.table(step, layer, kind)[step.query_places]
     return replace(window, table=table, scale=1, position=0)
-
-
-def _dsa_step(manager: DsaManager, function: str) -> DsaStep:
-    if manager.step is None:
-        raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-    return manager.step
-
-
-def _v4_step(manager: DeepseekV4CacheManager, function: str) -> DeepseekV4Step:
-    if manager.step is None:
-        raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-    return manager.step

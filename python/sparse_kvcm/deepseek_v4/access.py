@@ -11,13 +11,12 @@ from sparse_kvcm.adapter.scatter import Pages, Record, gather_regions, scatter, 
 from sparse_kvcm.adapter.slot_mapping import map_slots
 from sparse_kvcm.deepseek_v4 import codecs
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
-from sparse_kvcm.deepseek_v4.history import width_of
+from sparse_kvcm.deepseek_v4.history import check_has, width_of
 from sparse_kvcm.deepseek_v4.indices import check_row_count, map_items
 from sparse_kvcm.deepseek_v4.pools import TypeLayout, TypePool, layout_of, make_pools
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step
 from sparse_kvcm.dsa.codecs import decode_index_keys, encode_index_keys
-from sparse_kvcm.models import AttentionType, KvDtype
-from sparse_kvcm.models._dtypes import window_dtype
+from sparse_kvcm.models import AttentionType, KvDtype, window_dtype
 from sparse_kvcm.models.attention_types import types_of_ratio
 
 if TYPE_CHECKING:
@@ -81,6 +80,13 @@ class Access:
         if kind is AttentionType.COMPRESS and layer in self.arenas:
             return [(self.arenas[layer], self._layouts[key].page)]
         return [(pool.view(layer), pool.page) for pool in self.pools[key]]
+
+    def kv_dtype(self, layer: int, kind: AttentionType) -> KvDtype:
+        """Data type of windows and entries: selected ones have the configuration's."""
+        config = self._config
+        ratio = config.geometry.compress_ratios[layer]
+        selected = kind is AttentionType.COMPRESS and ratio == 4
+        return config.kv_dtype if selected else window_dtype(config.kv_dtype)
 
     # --- items of a step ---
 
@@ -179,7 +185,7 @@ class Access:
         if kind is AttentionType.INDEXER_COMPRESS:
             config = self._config
             return encode_index_keys(values, config.index_dtype, index_scale=config.index_scale)
-        return self._encode_entries(values, self._dtype(layer, kind))
+        return self._encode_entries(values, self.kv_dtype(layer, kind))
 
     def decode(self, layer: int, kind: AttentionType, record: Record) -> torch.Tensor:
         """Bytes as elements, float32 ``[n, width]``."""
@@ -192,7 +198,7 @@ class Access:
         config = self._config
         return codecs.decode_entries(
             record,
-            self._dtype(layer, kind),
+            self.kv_dtype(layer, kind),
             head_dim=config.geometry.head_dim,
             rope=config.geometry.qk_rope_head_dim,
             scale=config.kv_scale,
@@ -204,20 +210,10 @@ class Access:
         rope, scale = self._config.geometry.qk_rope_head_dim, self._config.kv_scale
         return codecs.encode_entries(entries, kv_dtype, rope=rope, scale=scale)
 
-    def _dtype(self, layer: int, kind: AttentionType) -> KvDtype:
-        selected = (
-            kind is AttentionType.COMPRESS and self._config.geometry.compress_ratios[layer] == 4
-        )
-        return self._config.kv_dtype if selected else window_dtype(self._config.kv_dtype)
-
     def _key(self, function: str, layer: int, kind: AttentionType) -> tuple[int, AttentionType]:
-        ratios = self._config.geometry.compress_ratios
-        if not 0 <= layer < len(ratios) or kind not in types_of_ratio(ratios[layer]):
-            has = [i for i, ratio in enumerate(ratios) if kind in types_of_ratio(ratio)]
-            raise InvalidArgument(
-                f"[{function}] layer must be one with {kind.name}, of {has}, got {layer}"
-            )
-        return ratios[layer], kind
+        geometry = self._config.geometry
+        check_has(function, geometry, layer, kind)
+        return geometry.compress_ratios[layer], kind
 
     def _pools(self, layer: int, kind: AttentionType) -> list[TypePool]:
         key = self._key("table", layer, kind)

@@ -31,6 +31,11 @@ def completes_entry(lengths: torch.Tensor, ratio: int) -> torch.Tensor:
     return (lengths > 0) & (lengths % ratio == 0)
 
 
+def completed_entries(lengths: torch.Tensor, ratio: int) -> torch.Tensor:
+    """The entry that the newest token of each row completes, -1 where it completes none."""
+    return (num_entries(lengths, ratio) - 1).masked_fill(~completes_entry(lengths, ratio), -1)
+
+
 def global_indices(
     page_table: torch.Tensor, local: torch.Tensor, rows_per_page: int, first: int = 0
 ) -> torch.Tensor:

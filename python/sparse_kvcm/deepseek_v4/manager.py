@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache, KvCacheManager, Storage
 from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.config import ManagerFeatures
 from sparse_kvcm.adapter.manager import RequestManager
 from sparse_kvcm.adapter.page_store import PageStore
 from sparse_kvcm.adapter.store import Store, check_int
@@ -17,7 +18,6 @@ from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import DeepseekV4History, first_item
 from sparse_kvcm.deepseek_v4.indices import AttentionIndices
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step, StepMemory
-from sparse_kvcm.dsa.choice import ManagerFeatures
 from sparse_kvcm.models import AttentionType
 from sparse_kvcm.models.attention_types import STATES
 from sparse_kvcm.ops import ResolveOutputs
@@ -65,10 +65,10 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         arenas = {}
         if config.offload is None:
             self.store = PageStore(
-                Storage(config.resident_storage()), config.max_batch_size, config.max_seq_len
+                Storage(config.storage_config()), config.max_batch_size, config.max_seq_len
             )
         else:
-            manager = KvCacheManager(config.offload_manager(config.offload))
+            manager = KvCacheManager(config.manager_config(config.offload))
             # Rows of padding, and those whose entry is not whole, write somewhere: no branch.
             batch = manager.create_batch(
                 config.max_batch_size,
@@ -222,7 +222,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def read(self, layer: int, kind: AttentionType, rows: torch.Tensor) -> torch.Tensor:
         """Read elements at rows of `get_buffers`: float32 ``[..., width]``, zeros at -1."""
-        self._open("read")
+        self.require_step("read")
         self._arguments.rows(layer, kind, rows)
         return self.access.read(layer, kind, rows)
 
@@ -255,9 +255,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
                 )
             self.access.write_arena(layer, slots, values)
             return
-        ratio = self.config.geometry.compress_ratios[layer]
-        whole = indices.completes_entry(lengths, ratio)
-        items = (indices.num_entries(lengths, ratio) - 1).masked_fill(~whole, -1)
+        items = indices.completed_entries(lengths, self.config.geometry.compress_ratios[layer])
         self.access.write(step, layer, kind, step.query_places[at], items, values)
 
     def write_states(
@@ -301,7 +299,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def _open_at(self, function: str, at: At) -> DeepseekV4Step:
         """The open step, which must have these queries."""
-        step = self._open(function)
+        step = self.require_step(function)
         check_at(function, at, len(step.query_places))
         return step
 

@@ -15,7 +15,7 @@ from sparse_kvcm.step import PADDING, PreparedStep
 if TYPE_CHECKING:
     import torch
 
-At = slice | Sequence[int]
+At = slice | Sequence[int]  # queries of a step
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ Nothing here imports torch before a manager is made or an array handed in.
 """
 
 from sparse_kvcm.adapter.batch_store import StepFaultError
+from sparse_kvcm.adapter.config import ManagerFeatures, OffloadSizes
 from sparse_kvcm.adapter.slot_mapping import PageGeometry, SlotMapping
 from sparse_kvcm.dsa.choice import (
     V2_ARCHITECTURES,
-    ManagerFeatures,
     choose_version,
     refuse_in_v2,
 )
-from sparse_kvcm.dsa.config import DsaCacheConfig, OffloadSizes
+from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.manager import DsaManager
 from sparse_kvcm.dsa.manager_v1 import DSACacheManager
 from sparse_kvcm.dsa.manager_v2 import DSACacheManagerV2

@@ -107,21 +107,21 @@ class DsaManager(RequestManager[DsaStep]):
             Slots, page * tokens_per_block + offset in the layers' buffers, -1 = none. They serve
             all layers that share the selection.
         """
-        step = self._open("select")
+        step = self.require_step("select")
         self._check_leader("select", layer)
         group = self.config.geometry.selection_group_of[layer]
         return self._latents.select(step, group, selection)
 
     def write_latents(self, layer: int, latents: torch.Tensor) -> None:
         """Write the latents of the step's new tokens, float ``[n, rank + rope]``."""
-        step = self._open("write_latents")
+        step = self.require_step("write_latents")
         record = self._encode(latents)
         slots = self._latents.write_slots(step, self.config.geometry.selection_group_of[layer])
         scatter_regions(self._latents.buffers(layer), record, lambda page: map_slots(slots, page))
 
     def gather_latents(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Read latents at slots of `select`: float32 ``[..., rank + rope]``, zeros at -1."""
-        self._open("gather_latents")
+        self.require_step("gather_latents")
         flat = slots.reshape(-1)
         record = gather_regions(self._latents.buffers(layer), lambda page: map_slots(flat, page))
         geometry = self.config.geometry
@@ -136,7 +136,7 @@ class DsaManager(RequestManager[DsaStep]):
 
     def write_index_keys(self, layer: int, keys: torch.Tensor) -> None:
         """Write the index keys of the step's new tokens, float ``[n, index_head_dim]``."""
-        mapping = self._open("write_index_keys").slots["INDEX_KEY"]
+        mapping = self.require_step("write_index_keys").slots["INDEX_KEY"]
         self._scatter_index_keys(layer, mapping, keys)
 
     def gather_index_keys(self, layer: int, mapping: SlotMapping) -> torch.Tensor:

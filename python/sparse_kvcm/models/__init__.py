@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import shorten
-from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
+from sparse_kvcm.models._dtypes import IndexDtype, KvDtype, window_dtype
 from sparse_kvcm.models.attention_types import AttentionType
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
 
@@ -25,6 +25,7 @@ __all__ = [
     "geometry_of",
     "load_geometry",
     "presets",
+    "window_dtype",
 ]
 
 _READERS: dict[str, Callable[[str, Mapping[str, Any]], ModelGeometry]] = {
