@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from run_bench import COLUMNS, cell, check_writable, commit, device_name, print_table
@@ -172,6 +174,7 @@ class Launches:
             )  # fmt: skip
 
         self.sets = sets
+        self.kept = q, sinks, buffers  # a graph owns nothing, and captures free memory
         self.graph = graph_of(lambda: [launch(number) for number in range(sets)])
 
     def us(self) -> float:
@@ -320,7 +323,9 @@ def main() -> int:
     torch.manual_seed(0)
     limit = copy_gb_per_s()
     records = [record("copy", "device_2GiB", limit, "GB/s", None)]
-    for bench, name in (one.split("/") for one in wanted):
+    for bench, name in track(
+        [one.split("/") for one in wanted], "cases", console=Console(stderr=True)
+    ):
         if bench == "mla":
             records += tune(name) if arguments.tune else measure(name, limit)
         elif not arguments.tune:
