@@ -5,6 +5,7 @@
     page_store    on a `Storage`: resident, and prompts may use scratch pages
     config        what configurations of all models share: features, offload
     manager       the calls of a manager that are about requests and steps
+    arguments     arrays that calls refuse
     streams       the stream that an engine works on
     forward_table page tables in the order of a forward
     slot_mapping  where tokens lie, in bytes

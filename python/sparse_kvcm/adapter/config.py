@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparse_kvcm._core import BatchDesc, InvalidArgument, KvCacheDesc, SelectionGroupConfig
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.models import KvDtype, ModelGeometry
 
 
@@ -93,22 +94,17 @@ class OffloadSizes:
         }
 
 
-def check_extents(function: str, geometry: ModelGeometry, max_seq_len: int, **sizes: int) -> None:
-    """Refuse sizes below 1, and requests that are longer than the model takes.
-
-    Raises
-    ------
-    InvalidArgument
-        Naming the field, its bound and its value.
-    """
-    for field, value in sizes.items():
-        if value < 1:
-            raise InvalidArgument(f"[{function}] {field} must be >= 1, got {value}")
-    if not 1 <= max_seq_len <= geometry.max_seq_len:
-        raise InvalidArgument(
-            f"[{function}] max_seq_len must be in [1, {geometry.max_seq_len}], what "
-            f"{geometry.name} takes, got {max_seq_len}"
-        )
+def check_sizes(function: str, sizes: OffloadSizes | None) -> None:
+    """Refuse sizes that are no numbers of slots, pages and bytes."""
+    if sizes is None:
+        return
+    if not isinstance(sizes, OffloadSizes):
+        raise InvalidArgument(f"[{function}] offload must be OffloadSizes or None, got {sizes!r}")
+    for field, least in (("cached_slots", 1), ("host_pages", 1), ("cold_quota", 0)):
+        check_int(function, f"offload.{field}", getattr(sizes, field), least)
+    for field in ("window_slots", "arena_pages"):
+        if getattr(sizes, field) is not None:
+            check_int(function, f"offload.{field}", getattr(sizes, field), 1)
 
 
 def longest_request(max_seq_len: int) -> BatchDesc:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparse_kvcm._core import InvalidArgument, InvalidState, PageRange, RequestPages, Storage
-from sparse_kvcm.adapter.store import check_new, no_room
+from sparse_kvcm.adapter.store import check_new, is_away, no_room
 from sparse_kvcm.adapter.streams import current_stream
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class PageStore:
     def take(self, request_id: int, capacity: int, history: int) -> None:
         """See `Store`."""
         one = self._requests[request_id]
+        if one.suspended:
+            raise is_away("import_history", request_id)
         if capacity > one.max_tokens or not one.pages.resize(capacity, history, self._stream):
             raise no_room(request_id, capacity, one.max_tokens)
 
@@ -91,8 +93,6 @@ class PageStore:
 
     def suspend(self, request_id: int) -> None:
         """See `Store`. Pages stay on the GPU."""
-        if self._open:
-            raise InvalidState("[suspend_request] a step is open; end or abort it first")
         self.unseat(request_id)
         self._requests[request_id].suspended = True
 
@@ -132,7 +132,7 @@ class PageStore:
         """See `Store`."""
         one = self._requests[request_id]
         if one.suspended:
-            raise InvalidState(f"[prepare_step] request {request_id} is suspended; resume it first")
+            raise is_away("prepare_step", request_id)
         if None not in self._seats:
             raise InvalidState(f"[prepare_step] no row is free for request {request_id}")
         row = self._seats.index(None)

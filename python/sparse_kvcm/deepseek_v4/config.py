@@ -15,7 +15,9 @@ from sparse_kvcm._core import (
     StorageConfig,
     SwaScratchReuseConfig,
 )
-from sparse_kvcm.adapter.config import OffloadSizes, check_extents, longest_request
+from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.config import OffloadSizes, check_sizes, longest_request
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
 from sparse_kvcm.models import DeepSeekV4Geometry, IndexDtype, KvDtype
 
@@ -78,15 +80,16 @@ class DeepseekV4CacheConfig:
     offload: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(FUNCTION, self, DeepSeekV4Geometry)
+        check_sizes(FUNCTION, self.offload)
         if self.tokens_per_block not in _PAGES:
             raise InvalidArgument(
                 f"[{FUNCTION}] tokens_per_block must be 128 or 256, got {self.tokens_per_block}"
             )
-        sizes = {"max_batch_size": self.max_batch_size, "gpu_quota": self.gpu_quota}
-        if self.max_num_tokens is not None:
-            sizes["max_num_tokens"] = self.max_num_tokens
-        check_extents(FUNCTION, self.geometry, self.max_seq_len, **sizes)
-        if self.avg_seq_len is not None and not 1 <= self.avg_seq_len <= self.max_seq_len:
+        for field in ("max_num_tokens", "avg_seq_len"):
+            if getattr(self, field) is not None:
+                check_int(FUNCTION, field, getattr(self, field), 1)
+        if self.avg_seq_len is not None and self.avg_seq_len > self.max_seq_len:
             raise InvalidArgument(
                 f"[{FUNCTION}] avg_seq_len must be in [1, max_seq_len {self.max_seq_len}], "
                 f"got {self.avg_seq_len}"

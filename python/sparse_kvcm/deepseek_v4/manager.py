@@ -94,7 +94,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         InvalidArgument
             If it is not whole, or longer than the request may get.
         InvalidState
-            If the request has tokens, or a row.
+            If the request has tokens or a row, is suspended, or a step is open.
         OutOfPages
             If there is no room; the request stays empty.
         """
@@ -104,8 +104,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
                 f"[import_history] request {request_id} must be empty: windows and compressor "
                 "states come whole, so a history is imported once"
             )
-        if self._step is not None:
-            raise InvalidState("[import_history] a step is open; end or abort it first")
+        self._check_closed("import_history")
         check_history(self.config.geometry, history, self.store.max_tokens(request_id))
         self.store.take(request_id, history.tokens, history.tokens)
         try:

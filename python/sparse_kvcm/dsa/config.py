@@ -13,8 +13,10 @@ from sparse_kvcm._core import (
     KvCacheManagerConfig,
     StorageConfig,
 )
-from sparse_kvcm.adapter.config import OffloadSizes, check_extents, longest_request
+from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.config import OffloadSizes, check_sizes, longest_request
 from sparse_kvcm.adapter.slot_mapping import PageGeometry
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
 from sparse_kvcm.models import DsaGeometry, IndexDtype, KvDtype
 
@@ -71,9 +73,10 @@ class DsaCacheConfig:
     offload: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(FUNCTION, self, DsaGeometry)
+        check_sizes(FUNCTION, self.offload)
         self.geometry.check_page(self.page_tokens, self.kv_dtype)
-        sizes = {"max_batch_size": self.max_batch_size, "gpu_quota": self.gpu_quota}
-        check_extents(FUNCTION, self.geometry, self.max_seq_len, **sizes)
+        check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
         if self.offload is not None and self.cold_quota != 0:
             raise InvalidArgument(
                 f"[{FUNCTION}] cold_quota must be 0 with offload, which has its own, "
