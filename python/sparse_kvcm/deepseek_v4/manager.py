@@ -146,7 +146,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         """
         from torch.utils.dlpack import from_dlpack
 
-        step = self._open_at("select", at)
+        step = self.require_step_at("select", at)
         places = step.query_places[at]
         self._arguments.selection(layer, selection, len(places))
         if not isinstance(self.store, BatchStore):
@@ -174,6 +174,22 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
             raise InvalidState(f"[resolved] layer {layer} {lacks}")
         return self._resolved[layer][1]
 
+    def write_slots(self, layer: int, at: At = ALL) -> torch.Tensor:
+        """Slots of the entries that queries complete in an offloaded layer, int32 ``[n]``.
+
+        Of the layer's `select`, which comes first. A query that completes none has one that nobody
+        reads.
+        """
+        from torch.utils.dlpack import from_dlpack
+
+        slots: torch.Tensor = from_dlpack(self.resolved(layer).write_slots)[:, 0]
+        if self._resolved[layer][0] != at:
+            raise InvalidArgument(
+                f"[write_slots] at must be that of the layer's select, {self._resolved[layer][0]}, "
+                f"got {at}"
+            )
+        return slots
+
     def attention_indices(
         self, layer: int, selected: torch.Tensor | None = None, at: At = ALL
     ) -> AttentionIndices:
@@ -185,7 +201,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         selected : torch.Tensor, int, shape (n, k), optional
             At ratio 4: the result of `select`. At ratio 128 all whole entries are read.
         """
-        n = len(self._open_at("attention_indices", at).query_places[at])
+        n = len(self.require_step_at("attention_indices", at).query_places[at])
         self._arguments.selected(layer, selected, n)
         window = self.rows(layer, AttentionType.SWA, at)
         if self.config.geometry.compress_ratios[layer] == 128:
@@ -204,7 +220,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         width : int, optional
             Columns; None: what the longest request may need.
         """
-        step, geometry = self._open_at("rows", at), self.config.geometry
+        step, geometry = self.require_step_at("rows", at), self.config.geometry
         self._arguments.layer("rows", layer, kind, (AttentionType.SWA, *FULL))
         ratio, is_window = geometry.compress_ratios[layer], kind is AttentionType.SWA
         most = geometry.sliding_window if is_window else self.config.max_seq_len // ratio
@@ -227,7 +243,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def write_window(self, layer: int, values: torch.Tensor, at: At = ALL) -> None:
         """Write each query's key and value in one, float ``[n, head_dim]``."""
-        step = self._open_at("write_window", at)
+        step = self.require_step_at("write_window", at)
         items = step.query_lengths[at] - 1
         self._arguments.values("write_window", layer, AttentionType.SWA, values, len(items))
         self.access.write(step, layer, AttentionType.SWA, step.query_places[at], items, values)
@@ -240,18 +256,11 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         A row per query; those of queries that complete none are not looked at. Offloaded entries
         go to the slots that the layer's `select` gave, so it comes first.
         """
-        step = self._open_at("write_entries", at)
+        step = self.require_step_at("write_entries", at)
         lengths = step.query_lengths[at]
         self._arguments.values("write_entries", layer, kind, values, len(lengths), FULL)
         if kind is AttentionType.COMPRESS and layer in self.access.arenas:
-            from torch.utils.dlpack import from_dlpack
-
-            slots = from_dlpack(self.resolved(layer).write_slots)[:, 0]
-            if self._resolved[layer][0] != at:
-                raise InvalidArgument(
-                    f"[write_entries] at must be that of the layer's select, "
-                    f"{self._resolved[layer][0]}, got {at}"
-                )
+            slots = self.write_slots(layer, at)
             self.access.write_arena(layer, slots, values)
             return
         items = indices.completed_entries(lengths, self.config.geometry.compress_ratios[layer])
@@ -261,7 +270,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self, layer: int, kind: AttentionType, values: torch.Tensor, at: At = ALL
     ) -> None:
         """Write the newest m inputs of a compressor up to each query, float ``[n, m, width]``."""
-        step = self._open_at("write_states", at)
+        step = self.require_step_at("write_states", at)
         n = len(step.query_places[at])
         self._arguments.values("write_states", layer, kind, values, n, STATES)
         self.access.write_states(step, layer, kind, values, at)
@@ -273,7 +282,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
         The newest ones up to each query but for the newest `skip`; zeros before the first token.
         """
-        step = self._open_at("read_states", at)
+        step = self.require_step_at("read_states", at)
         self._arguments.layer("read_states", layer, kind, STATES)
         check_int("read_states", "count", count)
         check_int("read_states", "skip", skip)
@@ -288,6 +297,20 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self._arguments.layer("get_buffers", layer, kind)
         return self.access.buffers(layer, kind)[0][0]
 
+    def require_step_at(self, function: str, at: At) -> DeepseekV4Step:
+        """The step that is open, which must have these queries, for a call of this name.
+
+        Raises
+        ------
+        InvalidState
+            If none is.
+        InvalidArgument
+            For queries that it does not have.
+        """
+        step = self.require_step(function)
+        check_at(function, at, len(step.query_places))
+        return step
+
     # --- parts ---
 
     def _make_step(self, prepared: PreparedStep) -> DeepseekV4Step:
@@ -295,12 +318,6 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def _forget_selections(self) -> None:
         self._resolved.clear()
-
-    def _open_at(self, function: str, at: At) -> DeepseekV4Step:
-        """The open step, which must have these queries."""
-        step = self.require_step(function)
-        check_at(function, at, len(step.query_places))
-        return step
 
     def _import_items(self, request_id: int, history: DeepseekV4History) -> None:
         """Write them to the pages that the request has for them, or append them on the host."""
