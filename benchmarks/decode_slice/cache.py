@@ -192,7 +192,7 @@ class SliceCache:
         geometry, tokens = self.model.geometry, self.model.tokens_per_block
         units = self.model.units_per_page
         for group in geometry.groups:
-            storage_layer = geometry.num_layers + group[0]
+            storage_layer = geometry.index_layer_of(group[0])
             buffer = self._dense(storage_layer, geometry.index_role, units)
             self.index_keys[group[0]] = buffer
             self._fill_pages(buffer, keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
@@ -29,9 +30,7 @@ def check_decode(
     """Check all arguments but the bytes of pages and rows, which lie on the device."""
     import torch
 
-    def wrong(name: str, wanted: str, got: object) -> InvalidArgument:
-        return InvalidArgument(f"[{function}] {name} must be {wanted}, got {got}")
-
+    wrong = partial(_wrong, function)
     layout = parts[-1].layout
     if q.ndim != 3 or q.shape[1] < 1 or q.shape[2] != layout.width:
         raise wrong("q", f"(b, heads, {layout.width}) for {layout.name}", tuple(q.shape))
@@ -65,9 +64,7 @@ def _check_part(
 ) -> None:
     import torch
 
-    def wrong(name: str, wanted: str, got: object) -> InvalidArgument:
-        return InvalidArgument(f"[{function}] {name} must be {wanted}, got {got}")
-
+    wrong = partial(_wrong, function)
     layout, rows = part.layout, part.rows
     if (layout.width, layout.value_width) != (width, value_width):
         raise wrong(
@@ -97,3 +94,7 @@ def _check_rows_of(function: str, name: str, one: torch.Tensor) -> None:
             f"[{function}] {name} must have contiguous elements, each head at a multiple of "
             f"{_ALIGNMENT} bytes, got strides {one.stride()}, address {one.data_ptr():#x}"
         )
+
+
+def _wrong(function: str, name: str, wanted: str, got: object) -> InvalidArgument:
+    return InvalidArgument(f"[{function}] {name} must be {wanted}, got {got}")

@@ -24,7 +24,7 @@ def key_pools(storage: Storage, config: DsaCacheConfig) -> list[RolePool]:
 def index_pool(storage: Storage, config: DsaCacheConfig) -> RolePool:
     """The pool of index keys, of layers that own an indexer."""
     geometry = config.geometry
-    layers = {group[0]: geometry.num_layers + group[0] for group in geometry.groups}
+    layers = {leader: geometry.index_layer_of(leader) for leader, *_ in geometry.groups}
     return RolePool(storage, "INDEX_KEY", layers, config.index_page)
 
 

@@ -71,7 +71,7 @@ def dsa_buffers(config: DsaCacheConfig) -> list[Buffer]:
             buffers.append(Buffer(layer, role, form, layer, role, group, member, region))
     form = PageFormat.of(config.index_page.layout, tokens)
     for leader, *_ in geometry.groups:
-        storage_layer = geometry.num_layers + leader
+        storage_layer = geometry.index_layer_of(leader)
         buffers.append(Buffer(leader, INDEX_KEY, form, storage_layer, INDEX_KEY))
     return buffers
 
