@@ -8,7 +8,6 @@ attention reads everything in the model's own type, says of each token how likel
 Exits 1 at a difference. Without `--device cuda` Triton interprets, which takes a minute.
 """
 
-# ruff: noqa: E402
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ def test_the_other_family_s_fields_are_checked_too(wrong: Any) -> None:
             if (field, wrong) != ("max_num_tokens", 201):
                 refused("v4", field, **{field: wrong}, max_seq_len=200)
     if wrong not in (0, 201):
-        refused("dsa", "cold_quota", cold_quota=wrong)
+        for family in MAKE:
+            refused(family, "cold_quota", cold_quota=wrong)
     refused("dsa", "geometry", geometry=v4_cases.geometry())
     refused("v4", "geometry", geometry=dsa_cases.geometry())

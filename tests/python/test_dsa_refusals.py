@@ -200,6 +200,29 @@ def test_what_the_device_reports_late_leaves_no_step_open() -> None:
     assert manager.frontier(1) == 71
 
 
+@pytest.mark.parametrize("end", ["end_step", "abort_step", None])
+def test_a_selection_counts_for_its_step_alone(end: str | None) -> None:
+    """Fails if a forward that failed, or one before, leaves the slots that it wrote to."""
+    manager = two_requests(1)
+    requests = [StepRequest(1, 70), StepRequest(2, 9)]
+    manager.prepare_step(requests)
+    for leader in (0, 1, 4):
+        manager.select(leader, torch.tensor([[0], [1]], dtype=torch.int32))
+    if end is not None:
+        getattr(manager, end)()
+    for one in requests:
+        one.history += end == "end_step"
+    manager.prepare_step(requests)
+    for layer in range(6):
+        for call in (
+            lambda layer=layer: manager.write_latents(layer, zeros(2, WIDTH)),
+            lambda layer=layer: manager.resolved(layer),
+        ):
+            with pytest.raises(kvcm.InvalidState, match="needs the selection of layer . first"):
+                call()
+    take_step(manager)
+
+
 # --- requests ---
 
 IMPORTS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {

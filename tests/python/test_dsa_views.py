@@ -181,6 +181,14 @@ def test_a_pool_that_one_conversion_does_not_serve_is_refused(
             {"geometry": cases.geometry(index_head_dim=32)},
             "got 'fp8', which takes multiples of 128: index_head_dim is 32; bf16 takes any",
         ),
+        (  # scales would be read by the page indices of the data
+            {
+                "geometry": cases.geometry(kv_lora_rank=448),
+                "kv_dtype": "nvfp4",
+                "index_dtype": "bf16",
+            },
+            "keep KEY and INDEX_KEY in pages of two sizes .* nvfp4 and bf16, 2048 B each; take",
+        ),
     ],
 )
 def test_a_geometry_that_cannot_be_is_refused_with_what_can(

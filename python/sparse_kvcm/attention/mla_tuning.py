@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sparse_kvcm._core import InvalidArgument
+
 FLOAT_BYTES = 4
 
 
@@ -24,12 +26,26 @@ class Tuning:
         Of Triton.
     programs : int
         At work at once on the whole GPU. A constant, not the GPU's: results do not depend on it.
+
+    Raises
+    ------
+    InvalidArgument
+        For numbers that Triton does not take.
     """
 
     block: int
     num_warps: int
     num_stages: int
     programs: int
+
+    def __post_init__(self) -> None:
+        least = {"block": 16, "num_warps": 1, "num_stages": 1, "programs": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            power = name not in ("block", "num_warps") or value & (value - 1) == 0
+            if value < low or not power:
+                rule = "a power of two" if name in ("block", "num_warps") else "an int"
+                raise InvalidArgument(f"[Tuning] {name} must be {rule} >= {low}, got {value}")
 
 
 # By heads of a program and name of the layout of the selected units: the fastest on an H200 of

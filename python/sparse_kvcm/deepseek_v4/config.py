@@ -54,6 +54,9 @@ class DeepseekV4CacheConfig:
         such a step share scratch slots. Not with `offload`, which only decodes.
     max_util_for_resume : float
         As in `StorageConfig`.
+    cold_quota : int
+        Host bytes for the pages of suspended requests, which stay on the GPU without. With
+        `offload` 0: it has its own.
     device : str
     offload : OffloadSizes, optional
         Keep entries of ratio 4 on the host; slots count entries. None: everything on the GPU.
@@ -76,6 +79,7 @@ class DeepseekV4CacheConfig:
     avg_seq_len: int | None = None
     max_num_tokens: int | None = None
     max_util_for_resume: float = 0.97
+    cold_quota: int = 0
     device: str = "cpu"
     offload: OffloadSizes | None = None
 
@@ -86,6 +90,7 @@ class DeepseekV4CacheConfig:
             raise InvalidArgument(
                 f"[{FUNCTION}] tokens_per_block must be 128 or 256, got {self.tokens_per_block}"
             )
+        check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
         for field in ("max_num_tokens", "avg_seq_len"):
             if getattr(self, field) is not None:
                 check_int(FUNCTION, field, getattr(self, field), 1)
@@ -94,7 +99,10 @@ class DeepseekV4CacheConfig:
                 f"[{FUNCTION}] avg_seq_len must be in [1, max_seq_len {self.max_seq_len}], "
                 f"got {self.avg_seq_len}"
             )
-        if self.offload is not None:
+        if self.offload is None:
+            page = self.tokens_per_block
+            self.geometry.check_resident(page, self.kv_dtype, self.index_dtype)
+        else:
             self._check_offload(self.offload)
 
     def _check_offload(self, sizes: OffloadSizes) -> None:
@@ -102,6 +110,11 @@ class DeepseekV4CacheConfig:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_num_tokens must be None with offload: an offloading worker "
                 f"decodes only, got {self.max_num_tokens}"
+            )
+        if self.cold_quota != 0:
+            raise InvalidArgument(
+                f"[{FUNCTION}] cold_quota must be 0 with offload, which has its own, "
+                f"got {self.cold_quota}"
             )
         if sizes.cached_slots < self.geometry.top_k:
             raise InvalidArgument(
@@ -153,10 +166,13 @@ class DeepseekV4CacheConfig:
         return KvCacheDesc(min(self.max_num_tokens or 1, self.max_seq_len), 0)
 
     def storage_config(self) -> StorageConfig:
-        """Everything on the GPU."""
+        """Everything on the GPU, and pages of suspended requests on the host."""
         geometry = self.geometry
+        tiers = [CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)]
+        if self.cold_quota:
+            tiers.append(CacheTierConfig(CacheTier.HOST_MEM, self.cold_quota))
         return StorageConfig(
-            cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)],
+            cache_tiers=tiers,
             layers=geometry.layers(self.tokens_per_block, self.kv_dtype, self.index_dtype),
             tokens_per_block=self.tokens_per_block,
             tokens_per_unit=geometry.tokens_per_unit,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache, KvCacheManager, Storage
+from sparse_kvcm._core import (
+    InvalidArgument,
+    InvalidState,
+    KvCache,
+    KvCacheManager,
+    Storage,
+    StorageFill,
+)
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.adapter.config import ManagerFeatures
 from sparse_kvcm.adapter.manager import RequestManager
@@ -64,9 +71,8 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self.store: Store
         arenas = {}
         if config.offload is None:
-            self.store = PageStore(
-                Storage(config.storage_config()), config.max_batch_size, config.max_seq_len
-            )
+            storage = Storage(config.storage_config(), StorageFill.AT_ONCE)
+            self.store = PageStore(storage, config.max_batch_size, config.max_seq_len)
         else:
             manager = KvCacheManager(config.manager_config(config.offload))
             # Rows of padding, and those whose entry is not whole, write somewhere: no branch.

@@ -76,6 +76,8 @@ class DsaCacheConfig:
         check_fields(FUNCTION, self, DsaGeometry)
         check_sizes(FUNCTION, self.offload)
         self.geometry.check_page(self.page_tokens, self.kv_dtype)
+        if self.offload is None:
+            self.geometry.check_resident(self.page_tokens, self.kv_dtype, self.index_dtype)
         check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
         if self.offload is not None and self.cold_quota != 0:
             raise InvalidArgument(
