@@ -79,7 +79,8 @@ def attend(
     write_step(manager, layer, latents)
     base, rows = attention_base(manager, layer), step_rows(manager, layer, slots).rows
     keys, values = _expansions(module)
-    q_pass, q_rot = query[:, :, 0].split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
+    nope = module.qk_nope_head_dim
+    q_pass, q_rot = query[:, :, 0, :nope], query[:, :, 0, nope:]
     absorbed = torch.einsum("bhn,hnr->bhr", q_pass, keys)
     output, _ = sparse_mla_decode(
         torch.cat([absorbed, q_rot], -1),
@@ -96,6 +97,5 @@ def attend(
 def _expansions(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What a layer expands latents by: to keys ``[h, nope, rank]``, to values ``[h, v, rank]``."""
     weight: torch.Tensor = module.kv_b_proj.weight
-    parts = [module.qk_nope_head_dim, module.v_head_dim]
-    keys, values = weight.view(module.num_heads, sum(parts), -1).split(parts, 1)
-    return keys, values
+    both, nope = weight.view(module.num_heads, -1, weight.shape[1]), module.qk_nope_head_dim
+    return both[:, :nope], both[:, nope:]

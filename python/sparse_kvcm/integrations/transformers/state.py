@@ -232,7 +232,12 @@ class CacheState:
         return key, value, attention_mask
 
     def attend(
-        self, module: nn.Module, layer: int, query: torch.Tensor, indices: torch.Tensor, scale: float
+        self,
+        module: nn.Module,
+        layer: int,
+        query: torch.Tensor,
+        indices: torch.Tensor,
+        scale: float,
     ) -> torch.Tensor:
         """Attend to selected units where they lie: ``[b, 1, h, d_v]``. Else as `read`."""
         latents = self._latents[layer][:, 0]

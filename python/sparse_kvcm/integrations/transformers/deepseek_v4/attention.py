@@ -49,7 +49,7 @@ def attention(
     """Attend as transformers' attention functions do."""
     state = current.get()
     if state is None:
-        output: tuple[torch.Tensor, torch.Tensor] = eager_attention_forward(  # type: ignore[no-untyped-call]
+        output: tuple[torch.Tensor, torch.Tensor] = eager_attention_forward(
             module, query, key, value, attention_mask, scaling, dropout, **kwargs
         )
         return output

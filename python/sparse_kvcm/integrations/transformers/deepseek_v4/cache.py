@@ -76,7 +76,7 @@ class ManagedV4Cache(DynamicCache):
             check_dtype("ManagedV4Cache", model.dtype)
             if model.config._attn_implementation != IMPLEMENTATION:
                 raise ValueError(
-                    f'[ManagedV4Cache] the model\'s attention implementation must be '
+                    f"[ManagedV4Cache] the model's attention implementation must be "
                     f'"{IMPLEMENTATION}" with form "triton", got '
                     f'"{model.config._attn_implementation}". Call '
                     f'model.set_attn_implementation("{IMPLEMENTATION}")'
