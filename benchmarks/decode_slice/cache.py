@@ -160,7 +160,9 @@ class SliceCache:
             self.tokens.append(tokens)
 
     def release(self) -> None:
-        """End all requests."""
+        """End all requests, and a step that failed."""
+        if self.batch.step_open:
+            self.batch.abort_step(self.stream)
         for cache in self._caches:
             cache.close()
         self._caches, self.rows, self.tokens = [], [], []
