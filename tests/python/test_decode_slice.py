@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import sparse_kvcm as kvcm  # noqa: E402
 from benchmarks.decode_slice import __main__ as command  # noqa: E402
-from benchmarks.decode_slice import measure, report  # noqa: E402
+from benchmarks.decode_slice import fetch_probe, measure, report  # noqa: E402
 from benchmarks.decode_slice.attention import merge  # noqa: E402
 from benchmarks.decode_slice.budget import Budget  # noqa: E402
 from benchmarks.decode_slice.cache import SliceCache  # noqa: E402
@@ -197,6 +197,13 @@ def test_a_sweep_runs_its_lines_and_makes_weights_once_a_model(
     assert runs[0]["command"].startswith("scripts/bench_slice --model tiny --modes offloaded")
     assert {"admit", "inputs", "compile", "steps"} == set(runs[0]["seconds"])
     assert capsys.readouterr().out.count("weights in") == 2
+
+
+def test_a_probe_of_fetches_names_its_conditions(capsys: pytest.CaptureFixture[str]) -> None:
+    fetch_probe.main(["--model", "tiny", "--factor", "2", "--batch", "3", "--prompt", "400",
+                      "--device", "cpu"])  # fmt: skip
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("again", "nothing", "l2", "weights"))
 
 
 @pytest.mark.parametrize("name", SWEEPS)
