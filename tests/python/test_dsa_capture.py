@@ -16,9 +16,9 @@ import sparse_kvcm as kvcm
 torch = pytest.importorskip("torch")
 import dsa_cases as cases  # noqa: E402
 from no_sync import NoSync  # noqa: E402
+from sparse_kvcm.adapter import slot_mapping as maps  # noqa: E402
+from sparse_kvcm.adapter.scatter import gather, scatter  # noqa: E402
 from sparse_kvcm.dsa import codecs  # noqa: E402
-from sparse_kvcm.dsa import slot_mapping as maps  # noqa: E402
-from sparse_kvcm.dsa.scatter import gather, scatter  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 
 KV_DTYPES = ["bf16", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]

@@ -17,7 +17,7 @@ import sparse_kvcm as kvcm
 torch = pytest.importorskip("torch")
 import dsa_cases  # noqa: E402
 import v4_cases  # noqa: E402
-from sparse_kvcm.dsa.forward_table import ForwardTable  # noqa: E402
+from sparse_kvcm.adapter.forward_table import ForwardTable  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 
 

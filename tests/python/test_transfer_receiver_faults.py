@@ -94,6 +94,8 @@ def test_an_id_that_no_peer_would_take_is_refused(kind: str, bad: Any) -> None:
         ("expiry_s", float("nan")),
         ("expiry_s", float("inf")),
         ("expiry_s", None),
+        ("silence_s", 0.0),
+        ("silence_s", float("nan")),
     ],
 )
 def test_options_under_which_nothing_would_come_or_end_are_refused(field: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import shorten
-from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
+from sparse_kvcm.models._dtypes import IndexDtype, KvDtype, window_dtype
 from sparse_kvcm.models.attention_types import AttentionType
 from sparse_kvcm.models.compute import ModelCompute
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
@@ -28,6 +28,7 @@ __all__ = [
     "load_config",
     "load_geometry",
     "presets",
+    "window_dtype",
 ]
 
 _READERS: dict[str, Callable[[str, Mapping[str, Any]], ModelGeometry]] = {
