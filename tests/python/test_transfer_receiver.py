@@ -270,7 +270,7 @@ def test_who_waits_for_room_too_long_is_told_what_lacks(kind: str) -> None:
     pair.ask(2, PROMPT[kind])
     pair.now = 121.0
     pair.results += pair.receiver.poll()
-    assert pair.result(2).reason == "no room within 120 s: transfers in flight"
+    assert pair.result(2).reason == "no room (transfers in flight) within 120 s"
 
 
 def test_a_slice_that_fails_fails_its_request_after_the_others_have_ended(kind: str) -> None:

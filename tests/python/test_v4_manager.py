@@ -10,9 +10,10 @@ import pytest
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
+from sparse_kvcm.dsa.scatter import scatter as real_scatter  # noqa: E402
+
 import v4_cases as cases  # noqa: E402
 from sparse_kvcm.deepseek_v4 import access  # noqa: E402
-from sparse_kvcm.dsa.scatter import scatter as real_scatter  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 from v4_cases import Run  # noqa: E402
 

@@ -200,11 +200,19 @@ class Attempt:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
 
-    def waits_for_staging(self, free_slots: int) -> bool:
-        """Whether its peer owes it nothing: there is no room for what it would ask for next."""
-        one = next(self.in_stage(SliceStage.PLANNED), None)
-        asked = any(self.in_stage(SliceStage.POSTED))
-        return not asked and one is not None and one.num_pages > free_slots
+    def overdue(self, now: float, most: float, free_slots: int) -> str:
+        """Why it has waited too long, longer than `most` seconds; empty if it has not."""
+        posted = [one.since for one in self.in_stage(SliceStage.POSTED)]
+        if self.stage is Stage.ADMITTED:
+            late = now - min(posted, default=self.since) > most
+            one = next(self.in_stage(SliceStage.PLANNED), None)
+            waits = not posted and one is not None and one.num_pages > free_slots
+            why = "there was no staging for it" if waits else "nothing of it came"
+        elif self.stage is Stage.DRAINING:
+            late, why = now - self.since > most and bool(posted), "no result of a cancel"
+        else:
+            late, why = now - self.since > most, f"no room ({self.lacks})"
+        return f"{why} within {most:g} s" if late else ""
 
     @property
     def is_settled(self) -> bool:

@@ -351,19 +351,12 @@ class Receiver:
             self._complete(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
-        now, most = self._clock(), self._options.expiry_s
-        if attempt.stage is Stage.QUEUED:
-            if now - attempt.since > most:
-                self._fail(attempt, f"no room within {most:g} s: {attempt.lacks}")
-        elif attempt.stage is Stage.DRAINING:
-            if now - attempt.since > most and any(attempt.in_stage(SliceStage.POSTED)):
-                self.remove_peer(attempt.peer, f"no result within {most:g} s of a cancel")
-        else:
-            posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
-            if now - min(posted, default=attempt.since) > most:
-                waits = attempt.waits_for_staging(self._target.staging.num_free)
-                why = "there was no staging for it" if waits else "nothing of it came"
-                self._fail(attempt, f"{why} within {most:g} s")
+        free = self._target.staging.num_free
+        why = attempt.overdue(self._clock(), self._options.expiry_s, free)
+        if why and attempt.stage is Stage.DRAINING:
+            self.remove_peer(attempt.peer, why)
+        elif why:
+            self._fail(attempt, why)
 
     def _watch(self) -> None:
         """Who is silent while slices wait for it loses its requests, and then is taken for gone."""
