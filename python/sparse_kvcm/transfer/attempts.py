@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.transfer.staging import StagingRing
 
 
 @dataclass(frozen=True)
@@ -181,11 +182,12 @@ class Attempt:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
 
-    def waits_for_staging(self, free_slots: int) -> bool:
-        """Whether its peer owes it nothing: there is no room for what it would ask for next."""
+    def silence(self, staging: StagingRing) -> str:
+        """What did not happen: its peer answered, or there was room to ask for more."""
         one = next(self.in_stage(SliceStage.PLANNED), None)
         asked = any(self.in_stage(SliceStage.POSTED))
-        return not asked and one is not None and one.num_pages > free_slots
+        waits = not asked and one is not None and one.num_pages > staging.num_free
+        return "there was no staging for it" if waits else "nothing of it came"
 
     @property
     def is_settled(self) -> bool:

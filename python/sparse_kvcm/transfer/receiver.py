@@ -176,10 +176,9 @@ class Receiver:
     def cancel(self, request_id: str, reason: str = "it was canceled") -> bool:
         """Give a request up; `poll` reports it. False if it is not on its way (any more)."""
         attempt = self._by_id.get(request_id)
-        if attempt is None:
-            return False
-        self._fail(attempt, reason)
-        return True
+        if attempt is not None:
+            self._fail(attempt, reason)
+        return attempt is not None
 
     def poll(self) -> list[Received]:
         """Go on as far as possible; requests that are through since the last call."""
@@ -198,8 +197,11 @@ class Receiver:
         stages = [one.stage for one in self._attempts.values()]
         slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
         return ReceiverUse(
-            *(stages.count(one) for one in Stage),
-            *(slices.count(one) for one in (SliceStage.POSTED, SliceStage.REPACKING)),
+            queued=stages.count(Stage.QUEUED),
+            admitted=stages.count(Stage.ADMITTED),
+            draining=stages.count(Stage.DRAINING),
+            posted=slices.count(SliceStage.POSTED),
+            repacking=slices.count(SliceStage.REPACKING),
             staging=len(self._target.staging.slots) - self._target.staging.num_free,
         )
 
@@ -359,9 +361,7 @@ class Receiver:
         else:
             posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
             if now - min(posted, default=attempt.since) > most:
-                waits = attempt.waits_for_staging(self._target.staging.num_free)
-                why = "there was no staging for it" if waits else "nothing of it came"
-                self._fail(attempt, f"{why} within {most:g} s")
+                self._fail(attempt, f"{attempt.silence(self._target.staging)} within {most:g} s")
 
     def _complete(self, attempt: Attempt) -> None:
         try:
