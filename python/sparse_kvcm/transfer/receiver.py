@@ -196,9 +196,9 @@ class Receiver:
         stages = [one.stage for one in self._attempts.values()]
         slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
         return ReceiverUse(
-            queued=sum(one is Stage.QUEUED for one in stages),
-            admitted=sum(one is Stage.ADMITTED for one in stages),
-            draining=sum(one is Stage.DRAINING for one in stages),
+            queued=stages.count(Stage.QUEUED),
+            admitted=stages.count(Stage.ADMITTED),
+            draining=stages.count(Stage.DRAINING),
             posted=slices.count(SliceStage.POSTED),
             scattering=slices.count(SliceStage.SCATTERING),
             repacking=slices.count(SliceStage.REPACKING),
