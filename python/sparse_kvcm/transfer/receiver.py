@@ -95,8 +95,6 @@ class Receiver:
         self.num_strays = 0
         self.num_bytes: collections.Counter[tuple[str, str]] = collections.Counter()
 
-    # --- peers ---
-
     def card(self) -> bytes:
         """What a peer needs to know."""
         transport = self._transport
@@ -229,8 +227,6 @@ class Receiver:
             self.poll()
         self._transport.deregister(self._registration)
         self._registration = None
-
-    # --- messages ---
 
     def _take(self, peer: str, data: bytes) -> None:
         try:
