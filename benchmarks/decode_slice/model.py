@@ -162,7 +162,7 @@ def _sizes(geometry: Geometry) -> dict[str, int]:
 
 
 # Preset, usual layers, budget, trace and page. The budget of GLM-5.2 is what a published GB300 has
-# for 29 resident requests of 32,928 tokens; DeepSeek-V3.2 gets the same. That of V4 Flash holds 633.
+# for 29 resident requests of 32,928 tokens; DeepSeek-V3.2 gets the same. V4 Flash's holds 633.
 _SLICES = {
     "glm-5.2": ("glm-5.2", 8, 45_600_000_000, "glm51", 64),
     "v32": ("deepseek-v3.2", 8, 45_600_000_000, "v32_mid", 64),
