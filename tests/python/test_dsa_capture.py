@@ -160,3 +160,14 @@ def test_a_captured_forward_replays_like_an_eager_one(which: int, gpu: str) -> N
         pages = maps.kernel_page_indices(table, eager.index_keys.scale)
         pages = pages[pages >= 0].long().to(gpu)
         assert torch.equal(views[0][pages], views[1][pages])
+
+
+def test_all_tokens_are_mapped_of_those_alone_that_compute_a_prompt() -> None:
+    manager = cases.DSACacheManager(cases.cache_config())
+    for request in (1, 2):
+        manager.add_request(request, 60)
+    manager.import_history(2, *cases.history(manager.config.geometry, 2, 0, 9))
+    step = manager.prepare_step([StepRequest(2, 9), StepRequest(1, 0, 5, is_context=True)])
+    mapping, starts = step.full_kv()
+    assert starts.tolist() == [0, 5]
+    assert mapping.data.tolist() == step.slots["INDEX_KEY"].data.tolist()[1:]

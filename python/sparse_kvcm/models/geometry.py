@@ -380,6 +380,7 @@ class DeepSeekV4Geometry(ModelGeometry):
         groups = tuple((layer,) for layer, ratio in enumerate(ratios) if ratio == 4)
         if not groups:
             raise InvalidArgument(f"[{FUNCTION}] compress_ratios must have a 4, got {ratios}")
+        head_dim = read_int(config, "head_dim", 512)
         return cls(
             name,
             num_layers,
@@ -388,8 +389,8 @@ class DeepSeekV4Geometry(ModelGeometry):
             4,
             read_int(config, "index_head_dim", 128),
             read_int(config, "max_position_embeddings"),
-            read_int(config, "head_dim", 512),
-            read_int(config, "qk_rope_head_dim", 64),
+            head_dim,
+            read_int(config, "qk_rope_head_dim", 64, most=head_dim),
             read_int(config, "sliding_window", 128),
             ratios,
             compute=ModelCompute.from_config(config),
