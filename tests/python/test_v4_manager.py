@@ -10,10 +10,9 @@ import pytest
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
-from sparse_kvcm.dsa.scatter import scatter as real_scatter  # noqa: E402
-
 import v4_cases as cases  # noqa: E402
-from sparse_kvcm.deepseek_v4 import access  # noqa: E402
+from sparse_kvcm.adapter import scatter as scatter_module  # noqa: E402
+from sparse_kvcm.adapter.scatter import scatter as real_scatter  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 from v4_cases import Run  # noqa: E402
 
@@ -124,7 +123,7 @@ def test_a_prompt_computed_in_steps_equals_one_that_was_imported(
         assert len(places.unique()) == len(places)
         real_scatter(pool, mapping, *rest, **options)
 
-    monkeypatch.setattr(access, "scatter", scatter)
+    monkeypatch.setattr(scatter_module, "scatter", scatter)
     run = Run(False, max_num_tokens=400)
     manager, model = run.manager, run.manager.config.geometry
     manager.add_request(1, 900)
