@@ -2,6 +2,7 @@
 
     scripts/bench_slice --model glm-5.2 --json FILE          both sides at their batch sweeps
     scripts/bench_slice --model v4-flash --modes offloaded --batches 64,max --overlap followers
+    scripts/bench_slice --sweep all --json FILE              all committed figures (`sweeps`)
     scripts/bench_slice --model tiny                         all of it on a CPU, in seconds
 
 A slice is whole selection groups of the model at their real sizes: projections, the indexer with

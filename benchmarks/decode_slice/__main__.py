@@ -17,9 +17,10 @@ import benchmarks.decode_slice as package
 from benchmarks.decode_slice import measure, plots, report
 from benchmarks.decode_slice.budget import Budget, Mode
 from benchmarks.decode_slice.cache import SliceCache
-from benchmarks.decode_slice.forward import OVERLAPS
+from benchmarks.decode_slice.forward import OVERLAPS, Overlap
 from benchmarks.decode_slice.measure import Run
 from benchmarks.decode_slice.model import SliceModel, make_slice
+from benchmarks.decode_slice.sweeps import SWEEPS, lines_of
 from benchmarks.decode_slice.weights import Weights
 from benchmarks.traces import PRESETS
 from sparse_kvcm import _core, cuda_is_available
@@ -28,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from run_bench import commit
 
 SWEEP = (1, 4, 8, 16, 24, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+CHECKED_STEPS = 4
+ROUNDED = ("halves", "hits")  # products of other shapes; parts that are rounded and merged
+BOUND = 0.02  # of 1 + an output
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -42,6 +46,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="whole selection groups (default: 8; V4: 12)")
     parser.add_argument("--prompt", type=int, default=32_768, help="tokens (default: 32,768)")
     parser.add_argument("--output", type=int, default=160, help="tokens (default: 160)")
+    names = f"all, or of {', '.join(SWEEPS)}: instead of what follows, but for the last four"
+    parser.add_argument("--sweep", help=names)
     parser.add_argument("--modes", default="resident,offloaded")
     parser.add_argument("--batches", help='such as 1,8,max (default: a sweep up to "max")')
     parser.add_argument("--factor", type=float, default=2.0, help="gpu_cache_factor (default: 2)")
@@ -52,12 +58,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=32, help="steps (default: 32)")
     parser.add_argument("--steps", type=int, default=48, help="timed steps (default: 48)")
     parser.add_argument("--fit-lease", action="store_true", help="requests as long as a lease")
-    parser.add_argument("--check", action="store_true", help="compare both sides' attention first")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare attention of both sides and of all overlaps first",
+    )
     parser.add_argument("--device", help="default: cuda:0, for tiny models cpu")
     parser.add_argument("--json", type=Path, help="a file of records, kept and added to")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw all of --json there")
     parser.add_argument("--only-plot", action="store_true", help="measure nothing")
     options = parser.parse_args(arguments)
+    options.command = " ".join(sys.argv[1:] if arguments is None else arguments)
+    if options.sweep:
+        try:
+            lines_of(options.sweep)
+        except ValueError as error:
+            parser.error(str(error))
     known = {"--modes": ("resident", "offloaded"), "--overlap": tuple(OVERLAPS)}
     for flag, names in known.items():
         for one in getattr(options, flag[2:]).split(","):
@@ -107,22 +123,36 @@ def capacity(model: SliceModel, mode: Mode, run: Run, options: argparse.Namespac
 
 
 def check(model: SliceModel, weights: Weights, run: Run, options: argparse.Namespace) -> None:
-    """Compare attention outputs of both sides, bit by bit; raises RuntimeError if they differ."""
-    sides = []
+    """Compare attention outputs of both sides, and of overlaps; raises RuntimeError if they differ.
+
+    Bit by bit, but for overlaps of `ROUNDED`: there within `BOUND`, and in the first layer, since
+    roundings to FP8 behind it make more of a last bit.
+    """
     n = min(4, *(capacity(model, mode, run, options) for mode in ("resident", "offloaded")))
-    for mode in ("resident", "offloaded"):
-        cache = SliceCache(
-            model, mode, n, run.prompt + options.output, options.factor, options.device
-        )
-        sides.append(measure.attention_outputs(cache, weights, n, run, 4))
-        del cache
-    outputs = 0
-    for step, (resident, offloaded) in enumerate(zip(*sides, strict=True)):
-        for layer, (one, other) in enumerate(zip(resident, offloaded, strict=True)):
-            outputs += 1
-            if not torch.equal(one[:n], other[:n]):
-                raise RuntimeError(f"[check] step {step}, layer {layer}: outputs differ")
-    print(f"attention outputs agree bit by bit: {outputs} of {n} rows", flush=True)
+    seq_len = run.prompt + options.output
+
+    def outputs(mode: Mode, overlaps: list[Overlap]) -> list[list[list[torch.Tensor]]]:
+        cache = SliceCache(model, mode, n, seq_len, options.factor, options.device)
+        return [
+            measure.attention_outputs(cache, weights, n, replace(run, overlap=one), CHECKED_STEPS)
+            for one in overlaps
+        ]
+
+    (expected,) = outputs("resident", ["none"])
+    overlaps = list(dict.fromkeys(["none", *options.overlap.split(",")]))
+    for overlap, found in zip(overlaps, outputs("offloaded", overlaps), strict=True):
+        layers = 1 if overlap in ROUNDED else model.layers
+        largest = 0.0
+        for step, (ones, others) in enumerate(zip(expected, found, strict=True)):
+            for layer in range(layers):
+                one, other = ones[layer][:n].float(), others[layer][:n].float()
+                largest = max(largest, float(((one - other).abs() / (1 + one.abs())).max()))
+                if not largest <= (BOUND if overlap in ROUNDED else 0):
+                    where = f"{overlap}, step {step}, layer {layer}"
+                    raise RuntimeError(f"[check] {where}: outputs differ by {largest}")
+        how = f"within {largest:.2g}" if overlap in ROUNDED else "bit by bit"
+        print(f"{overlap}: attention of {CHECKED_STEPS} steps, {layers} layers, {n} rows is the "
+              f"resident one {how}", flush=True)  # fmt: skip
 
 
 def about(model: SliceModel, cache: SliceCache, options: argparse.Namespace) -> dict[str, Any]:
@@ -142,16 +172,21 @@ def about(model: SliceModel, cache: SliceCache, options: argparse.Namespace) -> 
         "row_bytes": model.layers_of_units * cache.unit_bytes,
         "device": gpu,
         "torch": torch.__version__,
-        "command": " ".join(["scripts/bench_slice", *sys.argv[1:]]),
+        "command": f"scripts/bench_slice {options.command}",
         "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
 
 
-def sweep(model: SliceModel, weights: Weights, run: Run, options: argparse.Namespace) -> None:
+def sweep(
+    model: SliceModel,
+    weights: Weights,
+    run: Run,
+    options: argparse.Namespace,
+    link: float | None,
+) -> None:
     """Measure all points, each written down as it is done."""
     gpu = options.device != "cpu"
-    link = measure.link_gb_s(options.device) if gpu else None
     for mode in options.modes.split(","):
         most = capacity(model, mode, run, options)
         batches = batches_of(options, most)
@@ -176,28 +211,65 @@ def sweep(model: SliceModel, weights: Weights, run: Run, options: argparse.Names
                 if options.json:
                     report.merge(options.json, [record])
                 report.show([record])
-                print(f"{time.perf_counter() - begin:.1f} s", flush=True)
+                spent = (f"{what} {took:.1f}" for what, took in record["seconds"].items())
+                print(f"{time.perf_counter() - begin:.1f} s: {', '.join(spent)}", flush=True)
                 if gpu:
                     torch.cuda.empty_cache()
         del cache
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    options = parse(arguments)
-    if not options.only_plot:
+class Session:
+    """Runs one after the other; those of one model share its weights."""
+
+    def __init__(self) -> None:
+        self._of: tuple[SliceModel, str, str] | None = None
+        self._weights: Weights | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._link: float | None = None
+
+    def run(self, options: argparse.Namespace) -> None:
+        """Check and measure."""
         model = replace(make_slice(options.model, options.layers), ranks=options.ranks)
         if options.device is None:
             options.device = "cpu" if model.name.startswith("tiny") else "cuda:0"
         if options.device != "cpu" and not (cuda_is_available() and torch.cuda.is_available()):
             raise SystemExit("scripts/bench_slice: no GPU; --model tiny runs on a CPU")
         run = make_run(model, options)
-        weights = Weights(model, options.device, options.experts)
-        stream = torch.cuda.Stream(options.device) if options.device != "cpu" else None
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        if options.device != "cpu" and self._stream is None:
+            self._stream = torch.cuda.Stream(options.device)
+            self._link = measure.link_gb_s(options.device)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            weights = self._weights_of(model, options)
             if options.check:
                 check(model, weights, run, options)
-            sweep(model, weights, run, options)
+            sweep(model, weights, run, options, self._link)
+
+    def _weights_of(self, model: SliceModel, options: argparse.Namespace) -> Weights:
+        wanted = (model, options.device, options.experts)
+        if self._weights is None or self._of != wanted:
+            self._weights = None  # the others' memory first
+            if options.device != "cpu":
+                torch.cuda.empty_cache()
+            begin = time.perf_counter()
+            self._weights, self._of = Weights(model, options.device, options.experts), wanted
+            if options.device != "cpu":
+                torch.cuda.synchronize()
+            print(f"{model.name}: weights in {time.perf_counter() - begin:.1f} s", flush=True)
+        return self._weights
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = parse(arguments)
+    session, begin = Session(), time.perf_counter()
+    lines = lines_of(options.sweep) if options.sweep else []
+    if not options.only_plot and not lines:
+        session.run(options)
+    for line in lines:
+        one = parse(line.split())
+        one.json, one.device = options.json, options.device
+        print(f"\n=== {time.perf_counter() - begin:.0f} s: {one.command}", flush=True)
+        session.run(one)
     if options.json and options.json.exists():
         runs = report.merge(options.json, [])  # plans again, where planning is there
         report.show(runs)

@@ -1,13 +1,15 @@
 """The cache of a slice: one `KvCacheManager`, resident or offloaded, with requests that decode.
 
-A manager gets the slice's whole budget (`Budget`). Histories are rows of one random pattern per
+A manager gets the slice's whole budget (`Budget`). Histories are pages of one random pattern per
 selection group, begun at a place of each request's own, so both sides read the same bytes whatever
-pages they lie in.
+pages they lie in. Histories are written by all cores, as transfers are received.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +28,7 @@ from sparse_kvcm import (
 from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
 
-_PATTERN = 8191  # a prime: requests begin at different rows of it
+_PATTERN = 127  # pages, a prime: requests begin at different ones
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,18 @@ class SliceCache:
             # Computed at once: windows of DeepSeek-V4 need their last pages alone.
             if not (cache.resume(self.stream) and cache.resize(tokens, tokens, self.stream)):
                 raise OutOfPages(f"[SliceCache] request {number} of {tokens} tokens has no room")
-            self._fill(number, cache, tokens // self.model.geometry.tokens_per_unit)
+        units = [tokens // self.model.geometry.tokens_per_unit for tokens in prompts]
+        for number, (cache, count) in enumerate(zip(self._caches, units, strict=True)):
+            if not self.offloaded:
+                self._fill(number, cache, count)
+            elif not cache.reserve_history(count):
+                raise OutOfPages(f"[SliceCache] request {number} has no room on the host")
+        if self.offloaded:
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                list(threads.map(self._receive, range(len(units)), self._caches, units))
+        for cache, tokens in zip(self._caches, prompts, strict=True):
+            if self.offloaded:
+                cache.commit_history(self.stream)
             self.rows.append(self.batch.add(cache))
             self.tokens.append(tokens)
 
@@ -240,30 +253,33 @@ class SliceCache:
         buffer.pages.copy_(page.to(self.device).expand(buffer.pages.shape))
 
     def _make_patterns(self) -> list[torch.Tensor]:
-        rows = _PATTERN + self.sizes.pages * self.model.units_per_page
+        """Pages with all member layers of a group, uint8 ``[pages, members, page_bytes]``."""
+        size = self.model.units_per_page * self.unit_bytes
         patterns = [
-            random_codes(rows, len(group) * self.unit_bytes, seed=2 + g)
+            random_codes(_PATTERN, len(group), size, seed=2 + g)
             for g, group in enumerate(self.model.geometry.groups)
         ]
         return patterns if self.offloaded else [one.to(self.device) for one in patterns]
 
     def _fill(self, number: int, cache: KvCache, units: int) -> None:
-        """Write the history of a request."""
-        begin, size = number * 7919 % _PATTERN, self.unit_bytes
-        per_page = self.model.units_per_page
-        pages = -(-units // per_page)
-        rows = units if self.offloaded else pages * per_page
-        parts = {
-            layer: self._patterns[g][begin : begin + rows, m * size : (m + 1) * size]
-            for g, group in enumerate(self.model.geometry.groups)
-            for m, layer in enumerate(group)
-        }
-        if self.offloaded:
-            records = {layer: part.numpy() for layer, part in parts.items()}
-            cache.import_history(records, self.stream)
-            return
-        for layer, part in parts.items():
-            buffer = self.units[layer]
-            slots = torch.from_numpy(cache.get_base_page_indices(buffer.layer_group))
-            places = slots[:pages].long().to(self.device)
-            buffer.pages[places] = part.reshape(pages, per_page * size)
+        """Write the history of a resident request."""
+        pages = -(-units // self.model.units_per_page)
+        order = (torch.arange(pages, device=self.device) + number) % _PATTERN
+        for g, group in enumerate(self.model.geometry.groups):
+            for member, layer in enumerate(group):
+                buffer = self.units[layer]
+                slots = torch.from_numpy(cache.get_base_page_indices(buffer.layer_group))
+                places = slots[:pages].long().to(self.device)
+                buffer.pages[places] = self._patterns[g][order, member]
+
+    def _receive(self, number: int, cache: KvCache, units: int) -> None:
+        """Write the reserved history of a request that is offloaded."""
+        per_page, first = self.model.units_per_page, 0
+        while first < units:
+            page = (first // per_page + number) % _PATTERN
+            count = min(units - first, (_PATTERN - page) * per_page)
+            for g, pattern in enumerate(self._patterns):
+                pages = pattern[page : page - (-count // per_page)].flatten(1)
+                offsets = [m * pattern.shape[2] for m in range(pattern.shape[1])]
+                cache.write_history(g, first, count, pages.numpy(), offsets, per_page)
+            first += count

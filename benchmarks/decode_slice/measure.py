@@ -108,14 +108,18 @@ class Point:
 
     def __init__(self, cache: SliceCache, weights: Weights, n: int, run: Run) -> None:
         self._cache, self._run, self._n = cache, run, n
+        self._gpu = cache.device != "cpu"
+        self.seconds: dict[str, float] = {}  # of what is not measured
+        self._since = time.perf_counter()
         per_unit = cache.model.geometry.tokens_per_unit
         cache.admit([run.prompt - number % per_unit for number in range(n)])
+        self._took("admit")
         self.bucket = bucket_of(n, cache.max_rows)
         self.forward = Forward(cache, weights, self.bucket, run.overlap)
         self.forward.rows[:n] = torch.tensor(cache.rows, dtype=torch.int32).to(cache.device)
         self.inputs = Inputs(cache, run, self.bucket)
         self._step, self._publish_ms = 0, 0.0
-        self._gpu = cache.device != "cpu"
+        self._took("inputs")
 
     def step(self, launch: Callable[[], object], opened: Callable[[], object] | None = None) -> int:
         """Decode a token of each request; `opened` is called between publish and `launch`."""
@@ -145,6 +149,7 @@ class Point:
         run = self._run
         for _ in range(EAGER_STEPS):
             self.step(lambda: self.forward.run(Clock()))
+        self._took("compile")
         launch = self.capture(Clock())
         for _ in range(run.warm_up - EAGER_STEPS):
             self.step(launch)
@@ -157,6 +162,7 @@ class Point:
         phases = self._phases()
         phases["flush"] = times.pop("flush_ms")
         self._cache.check()
+        self._took("steps")
         moved = float((missed * self._row_bytes()).sum())
         record = {
             "batch": self._n,
@@ -167,6 +173,7 @@ class Point:
             "misses_per_step": float(missed.sum()),
             "hit_rate": 1 - float(missed.sum()) / max(selected, 1),
             "fetch_bytes_per_step": moved,
+            "seconds": self.seconds,
         }
         if moved and phases.get("fetch"):
             record["fetch_gb_s"] = moved / phases["fetch"] / 1e6
@@ -209,6 +216,13 @@ class Point:
                 sums[phase] += ms / PHASE_STEPS
         return dict(sums)
 
+    def _took(self, what: str) -> None:
+        if self._gpu:
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[what] = now - self._since
+        self._since = now
+
     def _missed(self) -> torch.Tensor:
         """Units by group so far, float64 ``[groups]``."""
         return self.forward.misses.sum(1).double().cpu()
@@ -240,13 +254,20 @@ def run_point(cache: SliceCache, weights: Weights, n: int, run: Run) -> dict[str
 def attention_outputs(
     cache: SliceCache, weights: Weights, n: int, run: Run, steps: int
 ) -> list[list[torch.Tensor]]:
-    """Attention outputs by step and layer; the first `n` rows are requests, others padding."""
+    """Attention outputs by step and layer; the first `n` rows are requests, others padding.
+
+    On a GPU all but the first steps are replays of one graph.
+    """
     kept = []
+    replay = None
     try:
         point = Point(cache, weights, n, run)
-        for _ in range(steps):
-            point.forward.kept = [[] for _ in range(cache.model.layers)]
-            point.step(lambda: point.forward.run(Clock()))
+        for step in range(steps):
+            if replay is None:
+                point.forward.kept = [[] for _ in range(cache.model.layers)]
+            if cache.device != "cpu" and step == EAGER_STEPS:
+                replay = point.capture(Clock())
+            point.step(replay or (lambda: point.forward.run(Clock())))
             kept.append([torch.cat(parts) for parts in point.forward.kept])
         cache.check()
     finally:

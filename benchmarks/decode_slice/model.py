@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from sparse_kvcm import InvalidArgument
 from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, load_geometry
@@ -155,7 +155,13 @@ def _tiny(name: str) -> SliceModel:
     )
 
 
-# Sizes: config.json of the models. The budget of GLM-5.2 is what a published GB300 has for 29
+def _sizes(geometry: Geometry) -> dict[str, int]:
+    """Those of the presets."""
+    assert geometry.compute is not None
+    return asdict(geometry.compute)
+
+
+# The budget of GLM-5.2 is what a published GB300 has for 29
 # resident requests of 32,928 tokens; DeepSeek-V3.2 gets the same. That of V4 Flash holds 633.
 def make_slice(name: str, layers: int | None = None) -> SliceModel:
     """A slice of `layers` layers (None: the usual number), or a tiny model.
@@ -172,22 +178,21 @@ def make_slice(name: str, layers: int | None = None) -> SliceModel:
         assert isinstance(whole, DsaGeometry)
         return SliceModel(
             name, _dsa_slice(whole, layers or 8), whole.num_layers, 45_600_000_000, "glm51", 64,
-            hidden=6144, heads=64, q_lora=2048, nope=192, value_dim=256, index_heads=32,
+            **_sizes(whole),
         )  # fmt: skip
     if name == "v32":
         whole = load_geometry("deepseek-v3.2")
         assert isinstance(whole, DsaGeometry)
         return SliceModel(
             name, _dsa_slice(whole, layers or 8), whole.num_layers, 45_600_000_000, "v32_mid", 64,
-            hidden=7168, heads=128, q_lora=1536, nope=128, value_dim=128, index_heads=64,
+            **_sizes(whole),
         )  # fmt: skip
     if name == "v4-flash":
         flash = load_geometry("deepseek-v4-flash")
         assert isinstance(flash, DeepSeekV4Geometry)
         return SliceModel(
             name, _v4_slice(flash, layers or 12), flash.num_layers, 87_500_000_000, "glm51", 256,
-            hidden=4096, heads=64, q_lora=1024, nope=0, value_dim=0, index_heads=64,
-            experts_per_token=6, o_groups=8, o_lora=1024,
+            **_sizes(flash),
         )  # fmt: skip
     raise InvalidArgument(
         f"[make_slice] model must be one of glm-5.2, v32, v4-flash, tiny, tiny-v4, got {name!r}"

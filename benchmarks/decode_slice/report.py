@@ -6,13 +6,19 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.decode_slice.clock import PHASES
+from benchmarks.decode_slice.model import make_slice
+from sparse_kvcm.ops import host_row
+
+if TYPE_CHECKING:
+    from sparse_kvcm.planner.step_time import Step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from run_bench import print_table
 
+SIDES = ("model", "layers", "prompt", "experts")
 KEY = ("model", "layers", "prompt", "mode", "batch", "factor", "overlap", "trace", "experts")
 # The planner's curve for each trace, where there is one.
 CURVES = {("v4-flash", "glm51"): "v4_flash", ("", "glm51"): "glm51", ("", "v32_mid"): "v32_mid"}
@@ -39,49 +45,65 @@ def key_of(record: Record) -> tuple[Any, ...]:
 
 
 def predict(record: Record, records: list[Record]) -> None:
-    """Add what the planner's model of time says: a resident step and a fetch that nothing hides.
-
-    The resident step of the same batch is taken from the runs, between or beyond them by the line
-    through the nearest two. A resident run of just as many requests tells what offload costs them.
-    """
-    curve = CURVES.get((record["model"], record["trace"]), CURVES.get(("", record["trace"])))
-    link = record.get("link_gb_s")
-    resident = sorted(
-        (one["batch"], one["step_ms"])
+    """Add what the planner says of the step, and what offload costs as many requests."""
+    same = [
+        one["step_ms"]
         for one in records
-        if one["mode"] == "resident"
-        and all(one[name] == record[name] for name in ("model", "layers", "prompt", "experts"))
-    )
-    same = [ms for batch, ms in resident if batch == record["batch"]]
+        if one["mode"] == "resident" and all(one[n] == record[n] for n in (*SIDES, "batch"))
+    ]
     if record["mode"] == "offloaded" and same:
         record["step_over_resident"] = record["step_ms"] / same[0]
-    if record["mode"] != "offloaded" or curve is None or not link or not resident:
-        return
     try:
-        from sparse_kvcm.planner import LOCALITIES
+        step = step_of(record)
     except ImportError:  # pydantic is not there; merging the file elsewhere adds what lacks
         return
-    if record["units"] > record["lease_slots"]:
-        share = LOCALITIES[curve].miss_share(record["factor"])
-    else:
-        share = 0.0
-    fetch = record["batch"] * record["row_bytes"] * record["top_k"] * share / link / 1e6
-    step = _on_line(resident, record["batch"]) + fetch
-    record["predicted"] = {
-        "miss_share": share,
-        "fetch_ms": fetch,
-        "step_ms": step,
-        "tokens_per_s": 1000 * record["batch"] / step,
-    }
+    record.pop("predicted", None)
+    if step is not None:
+        parts = step.parts_ms()
+        ms = sum(parts.values())
+        record["predicted"] = {
+            "miss_share": step.misses / record["top_k"],
+            "parts_ms": parts,
+            "step_ms": ms,
+            "tokens_per_s": 1000 * record["batch"] / ms,
+            "error": ms / record["step_ms"] - 1,
+        }
 
 
-def _on_line(points: list[tuple[int, float]], at: int) -> float:
-    if len(points) == 1:
-        return points[0][1]
-    below = max((i for i, (x, _) in enumerate(points) if x <= at), default=0)
-    i = min(below, len(points) - 2)
-    (x0, y0), (x1, y1) = points[i : i + 2]
-    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+def step_of(record: Record, *, measured: bool = False) -> Step | None:
+    """The planner's step of a run; None where it does not know the model or the trace.
+
+    Parameters
+    ----------
+    record : dict
+    measured : bool
+        With the misses of the run instead of the planner's.
+    """
+    from sparse_kvcm.planner import LOCALITIES
+    from sparse_kvcm.planner.step_time import Step
+
+    curve = CURVES.get((record["model"], record["trace"]), CURVES.get(("", record["trace"])))
+    link = record.get("link_gb_s")
+    if curve is None or not link or not record["experts"].startswith("fp8"):
+        return None
+    model = make_slice(record["model"], record["layers"])
+    geometry = model.geometry
+    if geometry.compute is None:
+        return None
+    _, local, _, experts = record["experts"].replace(",", "").split()
+    common = (geometry, record["bucket"], record["prompt"], int(experts) // int(local))
+    if record["mode"] != "offloaded":
+        return Step(*common)
+    share = 0.0
+    if measured:
+        share = 1 - record["hit_rate"]
+    elif record["units"] > record["lease_slots"]:
+        spread = record["units"] / record["top_k"]
+        share = LOCALITIES[curve].miss_share(record["factor"], spread)
+    share *= record["batch"] / record["bucket"]  # padding misses nothing
+    layout = geometry.unit_layout("fp8")
+    rows = tuple(host_row(layout, len(group)).unit_bytes for group in geometry.groups)
+    return Step(*common, share * record["top_k"], rows, link)
 
 
 def peaks(records: list[Record]) -> list[Record]:
@@ -96,8 +118,7 @@ def peaks(records: list[Record]) -> list[Record]:
         same = [
             other["tokens_per_s"]
             for other in best.values()
-            if other["mode"] == "resident"
-            and all(other[n] == one[n] for n in ("model", "layers", "prompt", "experts"))
+            if other["mode"] == "resident" and all(other[n] == one[n] for n in SIDES)
         ]
         names = ("model", "prompt", "mode", "factor", "overlap", "batch", "tokens_per_s")
         record = {name: one[name] for name in names}

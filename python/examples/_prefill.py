@@ -16,11 +16,22 @@ import torch
 from _models import MODELS
 from v4 import prompt
 
+from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.sender import Sender
 from sparse_kvcm.transfer.source import ResidentSource
 from sparse_kvcm.transfer.transport import Transport
 
 NAME = "prefill"
+BOUNCE_BYTES = 32 << 20
+BOUNCE_MIN_BYTES = 4096  # tiny models have tiny pages
+
+
+def make_bounce(device: str) -> Bounce | None:
+    """Where small pages between GPUs go together."""
+    if device == "cpu":
+        return None
+    index = torch.device(device).index or 0
+    return Bounce.on_gpu(index, BOUNCE_BYTES, min_bytes=BOUNCE_MIN_BYTES)
 
 
 class Prefill:
@@ -37,7 +48,7 @@ class Prefill:
         self._manager = model.make_manager(stock, max(lengths) + 2, resident=True)
         self._driver = model.make_driver(stock, self._manager)
         self._source = ResidentSource(self._manager)
-        self._sender = Sender(transport, self._source.table)
+        self._sender = Sender(transport, self._source.table, bounce=make_bounce(device))
         self._sent: dict[str, Any] = {}
         self._device = device
 

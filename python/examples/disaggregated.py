@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 from _models import MODELS
-from _prefill import NAME, Inline, Process
+from _prefill import NAME, Inline, Process, make_bounce
 from glm5 import console, fault_of
 from rich.progress import Progress
 
@@ -67,6 +67,7 @@ class Decode:
             transport,
             OffloadTarget(self.manager, STAGING_SLOTS),
             options=ReceiverOptions(slice_pages=SLICE_PAGES),
+            bounce=make_bounce(device),
         )
         self.lengths: Sequence[int] = model.lengths
         self.new_tokens = new_tokens

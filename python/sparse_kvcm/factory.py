@@ -134,14 +134,7 @@ def create_deepseek_v4_manager(
     """
 
     def choose(features: ManagerFeatures) -> int:
-        kv = config.kv_cache_config
-        if kv.host_cache_size is not None and not config.offloads:
-            raise InvalidArgument(
-                "[create_deepseek_v4_manager] kv_cache_config.host_cache_size must be None without "
-                "enable_kv_cache_offload: pages of suspended requests stay on the GPU, got "
-                f"{kv.host_cache_size}"
-            )
-        return choose_v4_version(kv.use_kv_cache_manager_v2, features)
+        return choose_v4_version(config.kv_cache_config.use_kv_cache_manager_v2, features)
 
     start = _start(
         "create_deepseek_v4_manager", DeepSeekV4Geometry, model, config, machine, ranks, choose
@@ -152,9 +145,7 @@ def create_deepseek_v4_manager(
 
 def dsa_config(config: WorkerConfig, geometry: DsaGeometry, sizing: WorkerSizing) -> DsaCacheConfig:
     """What a DSA manager with these sizes is made from."""
-    fields = _cache_fields(config, sizing)
-    cold_quota = 0 if fields["offload"] else config.kv_cache_config.host_cache_size or 0
-    return DsaCacheConfig(geometry, **fields, cold_quota=cold_quota)
+    return DsaCacheConfig(geometry, **_cache_fields(config, sizing))
 
 
 def deepseek_v4_config(
@@ -204,6 +195,11 @@ def _start(
                 f"[{function}] num_batches must be 1: a manager of this kind has one step open at "
                 f"a time, got {config.num_batches}"
             )
+        if config.max_draft_len != 0:
+            raise InvalidArgument(
+                f"[{function}] max_draft_len must be 0: tokens that a step has added stay, and "
+                f"speculative decoding would take some back, got {config.max_draft_len}"
+            )
         return _geometry(function, kind, model), choose(features)
 
     geometry, version = on_every_rank(ranks, refuse)
@@ -233,6 +229,7 @@ def _cache_fields(config: WorkerConfig, sizing: WorkerSizing) -> dict[str, Any]:
         "index_dtype": workload.index_dtype,
         "tokens_per_block": workload.tokens_per_block,
         "max_util_for_resume": workload.max_util_for_resume,
+        "cold_quota": 0 if offload else config.kv_cache_config.host_cache_size or 0,
         "device": workload.device,
         "offload": offload,
     }

@@ -17,13 +17,15 @@ torch = pytest.importorskip("torch")
 
 import sparse_kvcm as kvcm  # noqa: E402
 from benchmarks.decode_slice import __main__ as command  # noqa: E402
-from benchmarks.decode_slice import measure, report  # noqa: E402
+from benchmarks.decode_slice import fetch_probe, measure, report  # noqa: E402
 from benchmarks.decode_slice.attention import merge  # noqa: E402
 from benchmarks.decode_slice.budget import Budget  # noqa: E402
 from benchmarks.decode_slice.cache import SliceCache  # noqa: E402
 from benchmarks.decode_slice.clock import Clock  # noqa: E402
+from benchmarks.decode_slice.forward import OVERLAPS  # noqa: E402
 from benchmarks.decode_slice.measure import Run  # noqa: E402
 from benchmarks.decode_slice.model import make_slice  # noqa: E402
+from benchmarks.decode_slice.sweeps import SWEEPS, lines_of  # noqa: E402
 from benchmarks.decode_slice.weights import Weights  # noqa: E402
 from benchmarks.traces import PRESETS, DriftTraces  # noqa: E402
 
@@ -73,6 +75,30 @@ def test_what_overlaps_computes_the_same_up_to_rounding(name: str, overlap: str)
     for step in range(4):
         rows = [kept[step][0][:5] for kept in (other, plain)]
         torch.testing.assert_close(*rows, rtol=0.02, atol=0.02)
+
+
+def check(name: str) -> None:
+    arguments = ["--model", name, "--device", "cpu", "--output", "40", "--prompt", "520"]
+    arguments += ["--warm-up", "2", "--steps", "4", "--check", "--overlap", ",".join(OVERLAPS)]
+    options = command.parse(arguments)
+    model = make_slice(name)
+    command.check(
+        model, Weights(model, "cpu", "bf16"), command.make_run(model, options), options
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_command_checks_all_overlaps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(name)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == list(OVERLAPS)
+    assert sum("bit by bit" in line for line in lines) == 4
+
+
+def test_a_check_of_a_merge_that_weighs_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.decode_slice.forward.merge", lambda hits, _: hits[0])
+    with pytest.raises(RuntimeError, match=r"\[check\] hits, step 0, layer 0: outputs differ"):
+        check("tiny")
 
 
 def test_merged_parts_are_attention_over_both() -> None:
@@ -157,9 +183,41 @@ def test_the_command_writes_records_in_the_place_of_older_ones(tmp_path: Path) -
     assert len(list(tmp_path.glob("*.png"))) == 2
 
 
+def test_a_sweep_runs_its_lines_and_makes_weights_once_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "slice.json"
+    command.main(["--sweep", "tiny", "--json", str(target)])
+    runs = json.loads(target.read_text())["runs"]
+    found = sorted((one["model"], one["mode"], one["batch"]) for one in runs)
+    assert found == [
+        ("tiny", "offloaded", 1), ("tiny", "offloaded", 2), ("tiny", "resident", 1),
+        ("tiny-v4", "offloaded", 1), ("tiny-v4", "resident", 1),
+    ]  # fmt: skip
+    assert runs[0]["command"].startswith("scripts/bench_slice --model tiny --modes offloaded")
+    assert {"admit", "inputs", "compile", "steps"} == set(runs[0]["seconds"])
+    assert capsys.readouterr().out.count("weights in") == 2
+
+
+def test_a_probe_of_fetches_names_its_conditions(capsys: pytest.CaptureFixture[str]) -> None:
+    fetch_probe.main(["--model", "tiny", "--factor", "2", "--batch", "3", "--prompt", "400",
+                      "--device", "cpu"])  # fmt: skip
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("again", "nothing", "l2", "weights"))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_lines_of_a_sweep_are_commands(name: str) -> None:
+    for line in lines_of(name):
+        options = command.parse(line.split())
+        command.make_run(make_slice(options.model, options.layers), options)
+    assert set(lines_of(name)) <= {*lines_of("all"), *SWEEPS["tiny"]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--sweep", "glm,more"], "--sweep must be all or of glm, long"),
         (["--modes", "both"], "--modes must be of resident, offloaded, got 'both'"),
         (["--overlap", "none,more"], "--overlap must be of none, side"),
         (["--plot", "x"], "--plot needs --json"),
@@ -209,23 +267,14 @@ def test_buckets_are_those_of_a_worker() -> None:
             assert measure.bucket_of(n, most) == bucket_for(n, batch_buckets(most))
 
 
-def test_the_planner_is_asked_with_the_resident_step_of_the_same_batch() -> None:
-    pytest.importorskip("pydantic")
-    common = {"model": "glm-5.2", "layers": 8, "prompt": 1, "experts": "e", "trace": "glm51",
-              "factor": 2.0, "units": 9000, "lease_slots": 4160, "row_bytes": 4608, "top_k": 2048,
-              "link_gb_s": 50.0}  # fmt: skip
-    resident = [
-        common | {"mode": "resident", "batch": b, "step_ms": ms} for b, ms in ((8, 2.0), (16, 3.0))
-    ]
-    one = common | {"mode": "offloaded", "batch": 24, "step_ms": 9.0}
-    report.predict(one, [*resident, one])
-    assert "step_over_resident" not in one
-    equal = common | {"mode": "offloaded", "batch": 16, "step_ms": 6.0}
-    report.predict(equal, resident)
-    assert equal["step_over_resident"] == 2.0
-    fetch = 24 * 4608 * 2048 * 0.134 / 50e9 * 1e3
-    assert one["predicted"]["fetch_ms"] == pytest.approx(fetch)
-    assert one["predicted"]["step_ms"] == pytest.approx(4.0 + fetch)
+def test_offload_is_compared_with_as_many_resident_requests() -> None:
+    common = {"model": "tiny", "layers": 6, "prompt": 1, "experts": "bf16, 4 of 8",
+              "trace": "glm51"}  # fmt: skip
+    resident = [common | {"mode": "resident", "batch": b, "step_ms": b / 4} for b in (8, 16)]
+    for batch, expected in ((16, 1.5), (24, None)):
+        one = common | {"mode": "offloaded", "batch": batch, "step_ms": 6.0}
+        report.predict(one, resident)
+        assert one.get("step_over_resident") == expected
 
 
 # --- on a GPU ---

@@ -140,6 +140,15 @@ def test_models_come_as_presets_and_geometries_too() -> None:
             "num_batches must be 1: .* one step open at a time, got 2",
         ),
         (MODEL, resident().model_copy(update={"max_beam_width": 2}), NotImplementedError, "got 2"),
+        *(
+            (
+                MODEL,
+                config.model_copy(update={"max_draft_len": 2}),
+                kvcm.InvalidArgument,
+                "max_draft_len must be 0: .* got 2",
+            )
+            for config in (resident(), resident(use_kv_cache_manager_v2=False), worker_config())
+        ),
         (
             MODEL,
             worker_config().model_copy(update={"cache_transceiver_config": None}),

@@ -39,7 +39,9 @@ def test_every_preset_names_its_sources_and_loads() -> None:
     assert len(presets()) == 6
     for name, sources in presets().items():
         assert sources
-        assert load_geometry(name).name == name
+        geometry = load_geometry(name)
+        assert geometry.name == name
+        assert geometry.compute is not None
 
 
 # Layers, selection groups and largest group: the census of the public configurations.

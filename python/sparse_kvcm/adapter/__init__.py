@@ -4,6 +4,7 @@
     batch_store   on a `KvCacheManager` and its Batch: resident, or with history on the host
     page_store    on a `Storage`: resident, and prompts may use scratch pages
     manager       the calls of a manager that are about requests and steps
+    arguments     arrays that calls refuse
     streams       the stream that an engine works on
 
 Nothing here imports torch before a store is made.

@@ -13,12 +13,13 @@ from sparse_kvcm._core import (
     Batch,
     KvCache,
     KvCacheManager,
+    KvCacheState,
     OutOfPages,
     PageRange,
     ResizeResult,
     StepErrors,
 )
-from sparse_kvcm.adapter.store import check_new, no_room
+from sparse_kvcm.adapter.store import check_new, is_away, no_room
 from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.ops import ResolveOutputs
 
@@ -43,6 +44,10 @@ class StepFaultError(RuntimeError):
 class _Request:
     cache: KvCache
     max_tokens: int  # a need counts whole units
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.cache.state == KvCacheState.SUSPENDED
 
 
 class BatchStore:
@@ -86,6 +91,8 @@ class BatchStore:
     def take(self, request_id: int, capacity: int, history: int) -> None:
         """See `Store`."""
         one = self._requests[request_id]
+        if one.is_suspended:
+            raise is_away("import_history", request_id)
         if capacity > one.max_tokens or not one.cache.resize(capacity, history, self._stream):
             raise no_room(request_id, capacity, one.max_tokens)
 
@@ -151,7 +158,10 @@ class BatchStore:
 
     def seat(self, request_id: int) -> int:
         """See `Store`."""
-        return self.batch.add(self._requests[request_id].cache)
+        one = self._requests[request_id]
+        if one.is_suspended:
+            raise is_away("prepare_step", request_id)
+        return self.batch.add(one.cache)
 
     def unseat(self, request_id: int) -> None:
         """See `Store`."""

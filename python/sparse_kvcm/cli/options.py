@@ -47,8 +47,17 @@ NumBatches = Annotated[
     int, typer.Option(help="Copies of the batch buffers: 2 with an overlap scheduler.")
 ]
 MaxUtil = Annotated[float, typer.Option(help="Most of a pool that requests may take.")]
-Link = Annotated[float, typer.Option(help="Host to device, GB/s.")]
-StepMs = Annotated[float, typer.Option(help="A decode step without the fetch, ms.")]
+Link = Annotated[float, typer.Option(help="What a copy from host to device reaches, GB/s.")]
+StepMs = Annotated[
+    float | None,
+    typer.Option(
+        help="A decode step without what offload adds, ms, as measured at this batch. Without it: "
+        "by figures measured on an H200."
+    ),
+]
+ExpertRanks = Annotated[
+    int, typer.Option(help="Ranks that divide the experts, each with as many requests.")
+]
 LocalityName = Annotated[
     str | None, typer.Option(help=f"Miss curve: one of {', '.join(LOCALITIES)}.")
 ]

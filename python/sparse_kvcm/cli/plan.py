@@ -36,8 +36,9 @@ def plan(
     max_batch_size: options.MaxBatchSize = None,
     num_batches: options.NumBatches = 1,
     max_util: options.MaxUtil = 0.97,
-    link: options.Link = 50.0,
-    step_ms: options.StepMs = 25.0,
+    link: options.Link = 55.0,
+    step_ms: options.StepMs = None,
+    expert_ranks: options.ExpertRanks = 8,
     locality: options.LocalityName = None,
     plot: options.Plot = None,
     as_json: options.AsJson = False,
@@ -66,6 +67,7 @@ def plan(
         _host_bytes(host_memory_size, local_ranks),
         link,
         step_ms,
+        expert_ranks,
         max_batch_size,
     )
     curve = find_locality(locality, workload.geometry.name)

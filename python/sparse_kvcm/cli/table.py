@@ -31,7 +31,12 @@ def plan_tables(plan: Plan) -> Iterator[Table | str]:
     table.add_row("device bytes a request", *map(show_bytes, sums))
     table.add_row("host bytes a request", "", show_bytes(offload.host_bytes_per_request))
     table.add_row("binding limit", resident.binding_limit, offload.binding_limit)
-    speeds = (plan.resident_tokens_per_s, offload.tokens_per_s)
+    steps = (resident.step_ms, offload.step_ms)
+    table.add_row("predicted step", *(f"{sum(step.values()):.1f} ms" for step in steps))
+    for part in dict.fromkeys([*resident.step_ms, *offload.step_ms]):
+        times = (step.get(part) for step in steps)
+        table.add_row(f"  {part}", *("" if ms is None else f"{ms:.1f} ms" for ms in times))
+    speeds = (resident.tokens_per_s, offload.tokens_per_s)
     table.add_row("predicted tokens/s", *(f"{speed:,.0f}" for speed in speeds))
     yield table
     if offload.max_batch == 0:
@@ -42,8 +47,8 @@ def plan_tables(plan: Plan) -> Iterator[Table | str]:
         f"Offloaded, gpu_cache_factor {offload.gpu_cache_factor:g}: a lease of "
         f"{offload.row_bytes / 2**20:.1f} MiB, {show_bytes(host)} of host history a rank. "
         f"{offload.misses_per_step:.0f} misses a selection ({plan.locality.name}), "
-        f"{show_bytes(offload.fetch_bytes_per_step)} a step, {offload.fetch_ms_per_step:.1f} ms "
-        f"at {budgets.link_gb_s:g} GB/s beside {budgets.step_ms:g} ms of the rest."
+        f"{show_bytes(offload.fetch_bytes_per_step)} a step, "
+        f"over a link of {budgets.link_gb_s:g} GB/s."
     )
     yield (
         f"For this link gpu_cache_factor {plan.recommended_gpu_cache_factor:g} is best. "

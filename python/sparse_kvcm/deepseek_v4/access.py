@@ -121,7 +121,7 @@ class Access:
     ) -> None:
         """Write the newest inputs up to each query, ``[n, m, width]``."""
         n, count, width = values.shape
-        places, items = self._inputs(step, layer, kind, count, 0, at)
+        places, items = self._inputs("write_states", step, layer, kind, count, 0, at)
         # Of several inputs for one row of a ring the newest counts; without it order would decide.
         newest = step.lengths[places].long() - self.layout(layer, kind).page.tokens_per_block
         items = items.masked_fill(items < newest, -1)
@@ -131,7 +131,7 @@ class Access:
         self, step: DeepseekV4Step, layer: int, kind: AttentionType, count: int, skip: int, at: At
     ) -> torch.Tensor:
         """Read inputs behind the newest `skip`, ``[n, count, width]``."""
-        places, items = self._inputs(step, layer, kind, count, skip, at)
+        places, items = self._inputs("read_states", step, layer, kind, count, skip, at)
         ((view, _),) = self.buffers(layer, kind)
         mapping = self._map(layer, kind, self.table(step, layer, kind), places, items)
         values = self.decode(layer, kind, gather(view, mapping))
@@ -227,12 +227,19 @@ class Access:
         key = self._key("table", layer, kind)
         if key not in self.pools:
             raise InvalidArgument(
-                f"[table] {kind.name} of layer {layer} is offloaded: it has slots, by select"
+                f"[rows] {kind.name} of layer {layer} is offloaded: it has slots, by select"
             )
         return self.pools[key]
 
     def _inputs(
-        self, step: DeepseekV4Step, layer: int, kind: AttentionType, count: int, skip: int, at: At
+        self,
+        function: str,
+        step: DeepseekV4Step,
+        layer: int,
+        kind: AttentionType,
+        count: int,
+        skip: int,
+        at: At,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Places and items, ``[n * count]`` each, of inputs up to each query."""
         import torch
@@ -240,7 +247,7 @@ class Access:
         most = self.layout(layer, kind).page.tokens_per_block
         if not 1 <= count <= most - skip or skip < 0:
             raise InvalidArgument(
-                f"[DeepseekV4CacheManager] inputs of {kind.name} in layer {layer} must be within "
+                f"[{function}] inputs of {kind.name} in layer {layer} must be within "
                 f"the newest {most}, got {count} behind {skip}"
             )
         steps = torch.arange(-count - skip, -skip, device=step.lengths.device)

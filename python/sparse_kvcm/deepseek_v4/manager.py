@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache, KvCacheManager, Storage
+from sparse_kvcm._core import (
+    InvalidArgument,
+    InvalidState,
+    KvCache,
+    KvCacheManager,
+    Storage,
+    StorageFill,
+)
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.adapter.manager import RequestManager
 from sparse_kvcm.adapter.page_store import PageStore
@@ -64,9 +71,8 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self.store: Store
         arenas = {}
         if config.offload is None:
-            self.store = PageStore(
-                Storage(config.resident_storage()), config.max_batch_size, config.max_seq_len
-            )
+            storage = Storage(config.resident_storage(), StorageFill.AT_ONCE)
+            self.store = PageStore(storage, config.max_batch_size, config.max_seq_len)
         else:
             manager = KvCacheManager(config.offload_manager(config.offload))
             # Rows of padding, and those whose entry is not whole, write somewhere: no branch.
@@ -94,7 +100,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         InvalidArgument
             If it is not whole, or longer than the request may get.
         InvalidState
-            If the request has tokens, or a row.
+            If the request has tokens or a row, is suspended, or a step is open.
         OutOfPages
             If there is no room; the request stays empty.
         """
@@ -104,8 +110,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
                 f"[import_history] request {request_id} must be empty: windows and compressor "
                 "states come whole, so a history is imported once"
             )
-        if self._step is not None:
-            raise InvalidState("[import_history] a step is open; end or abort it first")
+        self._check_closed("import_history")
         check_history(self.config.geometry, history, self.store.max_tokens(request_id))
         self.store.take(request_id, history.tokens, history.tokens)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from sparse_kvcm.step import PADDING, PreparedStep
 if TYPE_CHECKING:
     import torch
 
-At = slice | Sequence[int]
+At = slice | list[int] | range
 
 
 @dataclass(frozen=True)

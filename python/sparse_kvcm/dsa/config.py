@@ -16,6 +16,8 @@ from sparse_kvcm._core import (
     SelectionGroupConfig,
     StorageConfig,
 )
+from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
 from sparse_kvcm.dsa.slot_mapping import PageGeometry
 from sparse_kvcm.models import DsaGeometry, IndexDtype, KvDtype
@@ -46,6 +48,19 @@ class OffloadSizes:
     window_slots: int | None = None
     arena_pages: int | None = None
     cold_quota: int = 0
+
+
+def check_sizes(function: str, sizes: OffloadSizes | None) -> None:
+    """Refuse sizes that are no numbers of slots, pages and bytes."""
+    if sizes is None:
+        return
+    if not isinstance(sizes, OffloadSizes):
+        raise InvalidArgument(f"[{function}] offload must be OffloadSizes or None, got {sizes!r}")
+    for field, least in (("cached_slots", 1), ("host_pages", 1), ("cold_quota", 0)):
+        check_int(function, f"offload.{field}", getattr(sizes, field), least)
+    for field in ("window_slots", "arena_pages"):
+        if getattr(sizes, field) is not None:
+            check_int(function, f"offload.{field}", getattr(sizes, field), 1)
 
 
 @dataclass(frozen=True)
@@ -98,12 +113,12 @@ class DsaCacheConfig:
     offload: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(FUNCTION, self, DsaGeometry)
+        check_sizes(FUNCTION, self.offload)
         self.geometry.check_page(self.page_tokens, self.kv_dtype)
-        for field in ("max_batch_size", "gpu_quota"):
-            if getattr(self, field) < 1:
-                raise InvalidArgument(
-                    f"[{FUNCTION}] {field} must be >= 1, got {getattr(self, field)}"
-                )
+        if self.offload is None:
+            self.geometry.check_resident(self.page_tokens, self.kv_dtype, self.index_dtype)
+        check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
         if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "

@@ -89,11 +89,12 @@ class ResidentLatents(LatentStore):
         """See `LatentStore`. Nothing is fetched: a selection is looked up."""
         import torch
 
-        self._check_width(selection)
         b, k = selection.shape
+        # Pages have room for more: a token is there once a step has written it.
+        there = selection.masked_fill(selection >= step.lengths[:, None], -1)
         places = torch.arange(b, device=selection.device).repeat_interleave(k)
         page = self.pools[0].page
-        mapping = map_tokens(step.page_tables["KEY"], places, selection.reshape(-1), page)
+        mapping = map_tokens(step.page_tables["KEY"], places, there.reshape(-1), page)
         return _slots(mapping.data, page).view(b, k)
 
     def write_slots(self, step: DsaStep, group: int) -> torch.Tensor:
@@ -122,18 +123,10 @@ class ResidentLatents(LatentStore):
             table = kernel_page_indices(slots[None], pool.scale)
             mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
             for layer, record in records.items():
-                scatter(pool.view(layer), mapping, (record[number],))
+                scatter(pool.view(layer), mapping, (record[number].to(slots.device),))
 
     def forget_step(self) -> None:
         """See `LatentStore`. A selection is not kept."""
-
-    def _check_width(self, selection: torch.Tensor) -> None:
-        top_k = self._config.geometry.top_k
-        if selection.ndim != 2 or not 1 <= selection.shape[1] <= top_k:
-            raise InvalidArgument(
-                f"[select] selection must be (b, k) with k in [1, top-k {top_k}], "
-                f"got {tuple(selection.shape)}"
-            )
 
 
 class OffloadedLatents(LatentStore):
@@ -160,7 +153,7 @@ class OffloadedLatents(LatentStore):
         """See `LatentStore`. Resolves, and fetches what the arena lacks for all member layers."""
         from torch.utils.dlpack import from_dlpack
 
-        out = self._selected[group] = self._store.select(group, step.rows, selection)
+        out = self._selected[group] = self._store.select(group, step.rows, selection.contiguous())
         return from_dlpack(out.slots)
 
     def resolved(self, group: int) -> ResolveOutputs:

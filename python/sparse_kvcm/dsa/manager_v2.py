@@ -67,4 +67,5 @@ class DSACacheManagerV2(DsaManager):
             raise InvalidState(
                 "[DSACacheManagerV2] everything is on the GPU, and nothing is resolved"
             )
+        self._arguments.layer("resolved", layer)
         return self._latents.resolved(self.config.geometry.selection_group_of[layer])

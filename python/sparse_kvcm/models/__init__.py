@@ -13,6 +13,7 @@ from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import shorten
 from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
 from sparse_kvcm.models.attention_types import AttentionType
+from sparse_kvcm.models.compute import ModelCompute
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "DsaGeometry",
     "IndexDtype",
     "KvDtype",
+    "ModelCompute",
     "ModelGeometry",
     "geometry_of",
     "load_geometry",

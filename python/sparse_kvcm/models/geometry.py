@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sparse_kvcm._core import (
@@ -34,6 +34,7 @@ from sparse_kvcm.models.attention_types import (
     overlap,
     state_rows,
 )
+from sparse_kvcm.models.compute import ModelCompute
 
 MAX_TOP_K = MAX_CACHED_SLOTS
 
@@ -60,6 +61,8 @@ class ModelGeometry(ABC):
         Elements of an index key.
     max_seq_len : int
         Longest sequence that the model takes, in tokens.
+    compute : ModelCompute, optional
+        What a step's time follows from; nothing that is kept does.
     """
 
     algorithm: ClassVar[str]
@@ -73,6 +76,7 @@ class ModelGeometry(ABC):
     tokens_per_unit: int
     index_head_dim: int
     max_seq_len: int
+    compute: ModelCompute | None = field(default=None, kw_only=True, compare=False)
 
     @property
     @abstractmethod
@@ -135,6 +139,28 @@ class ModelGeometry(ABC):
         """Storage layers that stay on the GPU of an offloading worker."""
         self.check_page(tokens_per_block, kv_dtype)
         return self._dense(tokens_per_block, kv_dtype, index_dtype)
+
+    def check_resident(
+        self, tokens_per_block: int, kv_dtype: KvDtype, index_dtype: IndexDtype
+    ) -> None:
+        """Refuse a worker that keeps everything on the GPU, and whose regions would come apart.
+
+        Regions that are buffers of their own have one page index. Buffers of one size share a pool,
+        and with a third one in the pool of either its indices would be others.
+        """
+        if not self.region_roles(kv_dtype):
+            return
+        units = self.sparse_layers(tokens_per_block, kv_dtype, is_sparse=False)
+        regions = {one.page_bytes: one.role for layer in units for one in layer.buffers}
+        for layer in self.dense_layers(tokens_per_block, kv_dtype, index_dtype):
+            for other in layer.buffers:
+                if layer.sliding_window_size is None and other.page_bytes in regions:
+                    raise InvalidArgument(
+                        f"[{FUNCTION}] kv_dtype and index_dtype must keep "
+                        f"{regions[other.page_bytes]} and {other.role} in pages of two sizes where "
+                        f"both are on the GPU, got {kv_dtype} and {index_dtype}, "
+                        f"{other.page_bytes} B each; take another of either, or offload"
+                    )
 
     def sparse_layers(
         self, tokens_per_block: int, kv_dtype: KvDtype, *, is_sparse: bool = True
@@ -224,6 +250,7 @@ class DsaGeometry(ModelGeometry):
             read_int(config, "kv_lora_rank"),
             read_int(config, "qk_rope_head_dim"),
             read_int(config, "index_n_heads", _INDEX_N_HEADS.get(str(config.get("model_type")))),
+            compute=ModelCompute.from_config(config),
         )
 
 
@@ -233,17 +260,17 @@ _INDEX_N_HEADS = {"deepseek_v32": 64, "glm_moe_dsa": 32}
 
 def _full_indexers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Which layers own an indexer: by list, else by pattern, else by frequency and offset."""
-    for field, names in (("indexer_types", ("full", "shared")), ("index_topk_pattern", "FS")):
-        kinds = config.get(field)
+    for name, names in (("indexer_types", ("full", "shared")), ("index_topk_pattern", "FS")):
+        kinds = config.get(name)
         if kinds is None:
             continue
         if not isinstance(kinds, list | str) or any(kind not in names for kind in kinds):
             raise InvalidArgument(
-                f"[{FUNCTION}] {field} must be made of {' and '.join(names)}, got {kinds!r}"
+                f"[{FUNCTION}] {name} must be made of {' and '.join(names)}, got {kinds!r}"
             )
         if len(kinds) < num_layers:
             raise InvalidArgument(
-                f"[{FUNCTION}] {field} must name {num_layers} layers, got {len(kinds)}"
+                f"[{FUNCTION}] {name} must name {num_layers} layers, got {len(kinds)}"
             )
         return [kind == names[0] for kind in kinds[:num_layers]]
     frequency = read_int(config, "index_topk_freq", 1)
@@ -348,4 +375,5 @@ class DeepSeekV4Geometry(ModelGeometry):
             read_int(config, "qk_rope_head_dim", 64),
             read_int(config, "sliding_window", 128),
             ratios,
+            compute=ModelCompute.from_config(config),
         )

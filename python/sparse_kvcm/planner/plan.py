@@ -1,11 +1,13 @@
 """Answers "how many requests will this worker hold, and why not more".
 
 Everything that is bytes comes from `sparse_kvcm.sizing`. What is added is time: expected misses
-from a locality curve, and a step that takes `step_ms` plus an unhidden fetch at the link's speed.
+from a locality curve, and a step by the sums and costs of `step_time`, or of `step_ms` with a fetch
+that nothing hides.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from sparse_kvcm._core import (
     host_row,
 )
 from sparse_kvcm.planner.locality import Locality
+from sparse_kvcm.planner.step_time import Step
 from sparse_kvcm.sizing.buffers import manager_memory
 from sparse_kvcm.sizing.capacity import Capacity, find_capacity, fitting_batch
 from sparse_kvcm.sizing.checks import check_int, check_positive
@@ -25,6 +28,7 @@ from sparse_kvcm.sizing.host import cold_bytes, page_bytes, staging_bytes
 from sparse_kvcm.sizing.workload import Workload
 
 FACTOR_GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+STEP_MS = 25.0  # of a model that only its geometry is known of
 # In options of ``sparse-kvcm plan``.
 ADVICE = {
     "arena": "lower --gpu-cache-factor or raise --device-budget",
@@ -45,16 +49,19 @@ class Budgets:
     host_bytes : int, optional
         Pinned, for history and what is beside it. None: as much as is needed.
     link_gb_s : float
-        Host to device, in 10^9 bytes a second.
-    step_ms : float
-        A decode step without the fetch.
+        What a copy from host to device reaches, in 10^9 bytes a second.
+    step_ms : float, optional
+        A decode step without what offload adds, as measured. None: by the costs of an H200.
+    expert_ranks : int
+        Ranks that divide the experts among them.
     max_batch_size : int, optional
     """
 
     device_bytes: int
     host_bytes: int | None = None
-    link_gb_s: float = 50.0
-    step_ms: float = 25.0
+    link_gb_s: float = 55.0
+    step_ms: float | None = None
+    expert_ranks: int = 8
     max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +71,9 @@ class Budgets:
         if self.max_batch_size is not None:
             check_int("Budgets", "max_batch_size", self.max_batch_size, 1, MAX_ROWS)
         check_positive("Budgets", "link_gb_s", self.link_gb_s)
-        check_positive("Budgets", "step_ms", self.step_ms)
+        check_int("Budgets", "expert_ranks", self.expert_ranks, 1, MAX_ROWS)
+        if self.step_ms is not None:
+            check_positive("Budgets", "step_ms", self.step_ms)
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,8 @@ class Side:
         The batch that each limit alone would allow.
     bytes_per_request : dict
         Device bytes by part, at that batch.
+    step_ms : dict
+        Predicted milliseconds of a step by part, at that batch.
     """
 
     max_batch: int
@@ -88,6 +99,12 @@ class Side:
     advice: str
     limits: dict[str, int]
     bytes_per_request: dict[str, int]
+    step_ms: dict[str, float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted."""
+        return _tokens_per_s(self.max_batch, self.step_ms)
 
 
 @dataclass(frozen=True)
@@ -102,10 +119,8 @@ class OffloadSide(Side):
     host_bytes_per_request : int
     misses_per_step : float
         Units of one request and selection group.
-    fetch_bytes_per_step, fetch_ms_per_step : float
+    fetch_bytes_per_step : int
         Of the whole batch, all layers.
-    tokens_per_s : float
-        Predicted.
     """
 
     gpu_cache_factor: float
@@ -113,8 +128,6 @@ class OffloadSide(Side):
     host_bytes_per_request: int
     misses_per_step: float
     fetch_bytes_per_step: int
-    fetch_ms_per_step: float
-    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -141,14 +154,16 @@ class Plan:
     def warnings(self) -> list[str]:
         """What the plan leaves out of account, a sentence each."""
         geometry, length = self.workload.geometry, self.workload.max_seq_len
-        if length <= geometry.max_seq_len:
-            return []
-        return [f"{geometry.name} takes sequences of {geometry.max_seq_len} tokens, not {length}."]
-
-    @property
-    def resident_tokens_per_s(self) -> float:
-        """Predicted."""
-        return 1000 * self.resident.max_batch / self.budgets.step_ms
+        found = []
+        if length > geometry.max_seq_len:
+            found.append(
+                f"{geometry.name} takes sequences of {geometry.max_seq_len} tokens, not {length}."
+            )
+        if geometry.compute is None and self.budgets.step_ms is None:
+            found.append(
+                f"What a step of {geometry.name} takes is not known; {STEP_MS:g} ms are taken."
+            )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """What ``sparse-kvcm plan --json`` writes."""
@@ -161,8 +176,8 @@ class Plan:
             "seq_len": workload.usual_seq_len,
             "budgets": asdict(self.budgets),
             "locality": asdict(self.locality),
-            "resident": asdict(self.resident) | {"tokens_per_s": self.resident_tokens_per_s},
-            "offload": asdict(self.offload),
+            "resident": asdict(self.resident) | {"tokens_per_s": self.resident.tokens_per_s},
+            "offload": asdict(self.offload) | {"tokens_per_s": self.offload.tokens_per_s},
             "recommended_gpu_cache_factor": self.recommended_gpu_cache_factor,
             "warnings": self.warnings,
         }
@@ -199,7 +214,11 @@ def plan_resident(workload: Workload, budgets: Budgets) -> Side:
     capacity = find_capacity(
         workload, budgets.device_bytes, offload=False, max_batch_size=budgets.max_batch_size
     )
-    return Side(*_side(capacity), _bytes_per_request(workload, budgets, capacity, offload=False))
+    return Side(
+        *_side(capacity),
+        _bytes_per_request(workload, budgets, capacity, offload=False),
+        _step_ms(workload, budgets, capacity.batch),
+    )
 
 
 def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> OffloadSide:
@@ -211,17 +230,16 @@ def plan_offload(workload: Workload, budgets: Budgets, locality: Locality) -> Of
         host_bytes=_history_bytes(workload, budgets),
         max_batch_size=budgets.max_batch_size,
     )
-    fetch_bytes = capacity.batch * _fetch_bytes(workload, locality)
+    misses = _misses(workload, locality)
     return OffloadSide(
         *_side(capacity),
         _bytes_per_request(workload, budgets, capacity, offload=True),
+        _step_ms(workload, budgets, capacity.batch, misses),
         workload.gpu_cache_factor,
         lease_bytes(workload),
         workload.pages(workload.usual_seq_len) * page_bytes(workload),
-        _misses(workload, locality),
-        int(fetch_bytes),
-        fetch_bytes / budgets.link_gb_s / 1e6,
-        _tokens_per_s(capacity.batch, fetch_bytes, budgets),
+        misses,
+        int(capacity.batch * misses * sum(_row_bytes(workload))),
     )
 
 
@@ -265,8 +283,8 @@ def sweep_factors(workload: Workload, budgets: Budgets, locality: Locality) -> l
             host_bytes=_history_bytes(workload, budgets),
             max_batch_size=budgets.max_batch_size,
         )
-        speed = _tokens_per_s(batch, batch * _fetch_bytes(changed, locality), budgets)
-        points.append(FactorPoint(factor, batch, speed))
+        step_ms = _step_ms(changed, budgets, batch, _misses(changed, locality))
+        points.append(FactorPoint(factor, batch, _tokens_per_s(batch, step_ms)))
     return points
 
 
@@ -282,8 +300,28 @@ def _history_bytes(workload: Workload, budgets: Budgets) -> int | None:
     return max(0, budgets.host_bytes - staging - cold_bytes(workload, pages))
 
 
-def _tokens_per_s(batch: int, fetch_bytes: float, budgets: Budgets) -> float:
-    return 1000 * batch / (budgets.step_ms + fetch_bytes / budgets.link_gb_s / 1e6)
+def _step_ms(
+    workload: Workload, budgets: Budgets, batch: int, misses: float | None = None
+) -> dict[str, float]:
+    """A step by part; under offload with so many misses of a request and selection group."""
+    if batch == 0:
+        return {}
+    geometry = workload.geometry
+    known = geometry.compute is not None and budgets.step_ms is None
+    step = Step(
+        geometry if known else replace(geometry, compute=None),
+        batch,
+        workload.usual_seq_len,
+        budgets.expert_ranks,
+        misses or 0.0,
+        () if misses is None else _row_bytes(workload),
+        budgets.link_gb_s,
+    )
+    return ({} if known else {"model": budgets.step_ms or STEP_MS}) | step.parts_ms()
+
+
+def _tokens_per_s(batch: int, step_ms: dict[str, float]) -> float:
+    return 1000 * batch / sum(step_ms.values()) if step_ms else 0.0
 
 
 def _side(capacity: Capacity) -> tuple[int, str, str, dict[str, int]]:
@@ -316,14 +354,14 @@ def _bytes_per_request(
 
 def _misses(workload: Workload, locality: Locality) -> float:
     """Expected misses of one request in one selection group and step."""
-    if workload.max_units <= workload.cached_slots + workload.window_slots:
+    units = math.ceil(workload.usual_seq_len / workload.geometry.tokens_per_unit)
+    if units <= workload.cached_slots + workload.window_slots:
         return 0.0  # the lease is all window
     top_k = workload.geometry.top_k
-    return top_k * locality.miss_share(workload.cached_slots / top_k)
+    return top_k * locality.miss_share(workload.cached_slots / top_k, units / top_k)
 
 
-def _fetch_bytes(workload: Workload, locality: Locality) -> float:
-    """Expected bytes of one request and step, all selection groups."""
+def _row_bytes(workload: Workload) -> tuple[int, ...]:
+    """Bytes of a host row by selection group."""
     layout = workload.geometry.unit_layout(workload.kv_dtype)
-    rows = sum(host_row(layout, len(group)).unit_bytes for group in workload.geometry.groups)
-    return _misses(workload, locality) * rows
+    return tuple(host_row(layout, len(group)).unit_bytes for group in workload.geometry.groups)

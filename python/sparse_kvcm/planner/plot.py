@@ -34,7 +34,7 @@ def plot_plan(plan: Plan, path: str | Path) -> None:
     batch.set_ylabel("requests (dotted: resident)", color="tab:blue")
     speed = batch.twinx()
     speed.plot(factors, [side.tokens_per_s for side in sides], "s-", color="tab:orange")
-    speed.axhline(plan.resident_tokens_per_s, linestyle=":", color="tab:orange")
+    speed.axhline(plan.resident.tokens_per_s, linestyle=":", color="tab:orange")
     speed.set_ylabel("predicted tokens/s (dotted: resident)", color="tab:orange")
     speed.axvline(plan.recommended_gpu_cache_factor, color="tab:gray", linewidth=0.8)
     for axes in (batch, speed):

@@ -36,7 +36,8 @@ class Machine:
     shares_host_memory : bool
         An integrated GPU: the device budget is no longer there for the host.
     link_gb_s : float
-        Host to device, in 10^9 bytes a second: what a ``gpu_cache_factor`` of ``auto`` goes by.
+        What a copy from host to device reaches, in 10^9 bytes a second: what a
+        ``gpu_cache_factor`` of ``auto`` goes by.
     """
 
     device_budget: int
@@ -44,7 +45,7 @@ class Machine:
     compute_capability: tuple[int, int] | None = None
     host: HostMemory | None = None
     shares_host_memory: bool = False
-    link_gb_s: float = 50.0
+    link_gb_s: float = 55.0
 
     def __post_init__(self) -> None:
         check_int("Machine", "device_budget", self.device_budget, 0, MAX_TIER_BYTES)
@@ -173,6 +174,8 @@ def _size_rank(
     """What this rank alone would have, and the tokens that its pools would hold."""
     kv = config.kv_cache_config
     workload = workload_of(config, geometry, machine.device)
+    if not config.offloads:
+        geometry.check_resident(workload.tokens_per_block, kv.dtype, kv.index_dtype)
     budget = machine.budget(config)
     # The pools hold one request of max_seq_len at least; what they hold of max_batch_size is the
     # scheduler's matter, and the capacity report's.

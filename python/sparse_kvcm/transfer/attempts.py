@@ -12,9 +12,14 @@ arrive in staging.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.transfer.bounce import Landing
+from sparse_kvcm.transfer.copier import Copy
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class ReceiverOptions:
     expiry_s : float
         Seconds that a request may wait for room, a slice for its result, and after that a peer for
         its last chance.
+
+    Raises
+    ------
+    InvalidArgument
+        With a value under which nothing would ever come, or end.
     """
 
     slice_pages: int = 8
@@ -41,6 +51,19 @@ class ReceiverOptions:
     max_queued: int = 1024
     num_workers: int = 2
     expiry_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        least = {"slice_pages": 1, "max_in_flight": 1, "max_queued": 0, "num_workers": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InvalidArgument(
+                    f"[ReceiverOptions] {name} must be an int >= {low}, got {value!r}"
+                )
+        if not (isinstance(self.expiry_s, int | float) and 0 < self.expiry_s < math.inf):
+            raise InvalidArgument(
+                f"[ReceiverOptions] expiry_s must be > 0 and finite, got {self.expiry_s!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -69,18 +92,22 @@ class ReceiverUse:
     ----------
     queued, admitted, draining : int
         Requests.
-    posted, repacking : int
+    posted, scattering, repacking : int
         Slices.
     staging : int
         Slots.
+    bounce_bytes : int
+        Of the bounce region.
     """
 
     queued: int = 0
     admitted: int = 0
     draining: int = 0
     posted: int = 0
+    scattering: int = 0
     repacking: int = 0
     staging: int = 0
+    bounce_bytes: int = 0
 
 
 class Stage(enum.Enum):
@@ -96,6 +123,7 @@ class SliceStage(enum.Enum):
 
     PLANNED = "planned"
     POSTED = "posted"
+    SCATTERING = "scattering"
     REPACKING = "repacking"
     ENDED = "ended"
 
@@ -114,6 +142,8 @@ class Slice:
         When it was posted, in the receiver's seconds.
     slots : list of int
         Of staging, while it has some.
+    landing, scatter : optional
+        Its part of the bounce region, and copies from there.
     """
 
     index: int
@@ -124,6 +154,8 @@ class Slice:
     since: float = 0.0
     slots: list[int] = field(default_factory=list)
     jobs: list[Future[None]] = field(default_factory=list)
+    landing: Landing | None = None
+    scatter: Copy | None = None
 
 
 @dataclass(eq=False)
@@ -159,6 +191,12 @@ class Attempt:
     def in_stage(self, stage: SliceStage) -> Iterator[Slice]:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
+
+    def waits_for_staging(self, free_slots: int) -> bool:
+        """Whether its peer owes it nothing: there is no room for what it would ask for next."""
+        one = next(self.in_stage(SliceStage.PLANNED), None)
+        asked = any(self.in_stage(SliceStage.POSTED))
+        return not asked and one is not None and one.num_pages > free_slots
 
     @property
     def is_settled(self) -> bool:

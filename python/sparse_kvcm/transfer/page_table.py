@@ -217,8 +217,8 @@ class PageTable(Struct, frozen=True):
                     yield index, view, entry
 
 
-class _Version(msgspec.Struct, frozen=True):
-    """What can be read of any version's table."""
+class AnyVersion(msgspec.Struct, frozen=True):
+    """What can be read of a table, or a card, of any version."""
 
     version: int
 
@@ -249,7 +249,7 @@ def decode_table(data: bytes) -> PageTable:
             f"[decode_table] data must have at most {MAX_TABLE_BYTES} bytes, got {len(data)}"
         )
     try:
-        version = msgspec.msgpack.decode(data, type=_Version).version
+        version = msgspec.msgpack.decode(data, type=AnyVersion).version
         if version != SCHEMA_VERSION:
             raise PeerDataError(
                 f"[decode_table] version must be {SCHEMA_VERSION}, got {version}; both sides need "

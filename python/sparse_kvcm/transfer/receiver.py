@@ -16,29 +16,30 @@ import collections
 import itertools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.transfer.arrivals import Arrivals
 from sparse_kvcm.transfer.attempts import (
     Attempt,
     Received,
     ReceiverOptions,
     ReceiverUse,
-    Slice,
     SliceStage,
     Stage,
     plan_slices,
 )
+from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.page_table import PeerDataError
+from sparse_kvcm.transfer.peers import Peers
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.target import NoRoomError, OffloadTarget
-from sparse_kvcm.transfer.transport import PeerLostError, Transport
+from sparse_kvcm.transfer.transport import PeerLostError, Registration, Transport
 from sparse_kvcm.transfer.wire import (
     MAX_REASON,
     Cancel,
     RequestData,
     SliceResult,
-    decode_card,
+    check_request_id,
     decode_message,
     encode_message,
     make_card,
@@ -55,6 +56,8 @@ class Receiver:
     target : OffloadTarget
     rank : RankInfo
     options : ReceiverOptions, optional
+    bounce : Bounce, optional
+        Where small pages of the GPU arrive side by side.
     clock : callable
         Seconds.
 
@@ -72,6 +75,7 @@ class Receiver:
         target: OffloadTarget,
         rank: RankInfo | None = None,
         options: ReceiverOptions | None = None,
+        bounce: Bounce | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -80,10 +84,10 @@ class Receiver:
         self._options = options or ReceiverOptions()
         self._clock = clock
         self._slice_pages = min(self._options.slice_pages, len(target.staging.slots))
-        self._registration = transport.register(target.table.regions())
-        self._workers = ThreadPoolExecutor(self._options.num_workers, "repack")
+        self._arrivals = Arrivals(target, bounce, self._options.num_workers)
+        self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
-        self._peers: set[str] = set()
+        self._peers = Peers(transport, target.table)
         self._attempts: dict[int, Attempt] = {}  # by number, in the order in which they came
         self._by_id: dict[str, Attempt] = {}  # that have not failed
         self._results: list[Received] = []
@@ -105,26 +109,18 @@ class Receiver:
         Raises
         ------
         PeerDataError
-            If the card is not one, or of another transport.
+            If the card is malformed, of another engine or name, or of one that lacks buffers.
         """
-        seen = decode_card(card)
-        if seen.transport != self._transport.kind:
-            raise PeerDataError(
-                f"[add_peer] transport must be {self._transport.kind}, got {seen.transport}"
-            )
-        name = self._transport.add_peer(seen.metadata)
-        self._peers.add(name)
-        return name
+        return self._peers.add(card)
 
     def remove_peer(self, peer: str, reason: str = "it was removed") -> None:
         """A peer is gone for good: no byte of it moves any more. Its requests fail."""
         if peer not in self._peers:
             return
-        self._peers.discard(peer)
-        self._transport.remove_peer(peer)
+        self._peers.remove(peer)
         for attempt in [one for one in self._attempts.values() if one.peer == peer]:
             for one in list(attempt.in_stage(SliceStage.POSTED)):
-                self._end(one)
+                self._arrivals.end(one)
             self._fail(attempt, f"peer {peer} is gone: {reason}")
 
     # --- requests ---
@@ -147,12 +143,13 @@ class Receiver:
         Raises
         ------
         InvalidArgument
-            For an id in use, an unknown peer, or a request that would never fit.
+            For an id in use or that is none, an unknown peer, or a request that would never fit.
         NoRoomError
             If there is no room, and none to wait: names the limit.
         """
         if peer not in self._peers:
             raise InvalidArgument(f"[request] peer must be one that was added, got {peer!r}")
+        check_request_id("request", request_id)
         if request_id in self._by_id:
             raise InvalidArgument(f"[request] request_id {request_id!r} must be a new one")
         if any(one.key == key for one in self._attempts.values()):
@@ -193,15 +190,17 @@ class Receiver:
     @property
     def use(self) -> ReceiverUse:
         """What is in use."""
-        all_of = list(self._attempts.values())
-        slices = [one.stage for attempt in all_of for one in attempt.slices]
+        stages = [one.stage for one in self._attempts.values()]
+        slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
         return ReceiverUse(
-            queued=sum(one.stage is Stage.QUEUED for one in all_of),
-            admitted=sum(one.stage is Stage.ADMITTED for one in all_of),
-            draining=sum(one.stage is Stage.DRAINING for one in all_of),
+            queued=sum(one is Stage.QUEUED for one in stages),
+            admitted=sum(one is Stage.ADMITTED for one in stages),
+            draining=sum(one is Stage.DRAINING for one in stages),
             posted=slices.count(SliceStage.POSTED),
+            scattering=slices.count(SliceStage.SCATTERING),
             repacking=slices.count(SliceStage.REPACKING),
             staging=len(self._target.staging.slots) - self._target.staging.num_free,
+            bounce_bytes=self._arrivals.bounce_bytes,
         )
 
     @property
@@ -210,18 +209,23 @@ class Receiver:
         return {one.request_id: one.lacks for one in self._by_id.values() if one.lacks}
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Give all requests up, wait so long for their peers, and forget them. Then leave."""
+        """Give all requests up, wait so long for their peers, and leave. No-op if closed."""
+        if self._registration is None:
+            return
         for request_id in list(self._by_id):
             self.cancel(request_id, "the receiver closes")
         end = time.monotonic() + timeout_s
         while self._attempts and time.monotonic() < end:
             self.poll()
             time.sleep(0.001)
-        for peer in list(self._peers):
+        for peer in self._peers:
             self.remove_peer(peer, "the receiver closes")
-        self._workers.shutdown(wait=True)
+        self._arrivals.close()
         self.poll()
+        while self.use.scattering:  # copies on a GPU, which end
+            self.poll()
         self._transport.deregister(self._registration)
+        self._registration = None
 
     # --- messages ---
 
@@ -246,16 +250,10 @@ class Receiver:
         for group in message.transfer_groups:
             self.num_bytes[group.source, group.target] += group.num_bytes
         if message.status == "failed":
-            self._end(one)
+            self._arrivals.end(one)
             self._fail(attempt, f"peer {peer} failed: {message.reason}")
-        elif attempt.stage is Stage.DRAINING or not one.num_pages:
-            self._end(one)
-        else:
-            one.stage = SliceStage.REPACKING
-            jobs = self._target.repack_jobs(
-                attempt.key, one.first_page, one.slots, self._options.num_workers
-            )
-            one.jobs = [self._workers.submit(job) for job in jobs]
+        elif fault := self._arrivals.take(attempt, one, message.transfer_groups):
+            self._fail(attempt, fault)
 
     def _send(self, attempt: Attempt, message: RequestData | Cancel) -> bool:
         try:
@@ -264,8 +262,6 @@ class Receiver:
             self.remove_peer(attempt.peer, str(error))
             return False
         return True
-
-    # --- one request ---
 
     def _admit(self, attempt: Attempt) -> None:
         """Take what it needs, or NoRoomError."""
@@ -293,15 +289,21 @@ class Receiver:
             except NoRoomError as error:
                 attempt.lacks = error.limit
                 return
-            except InvalidArgument as error:
+            except Exception as error:  # also the device's: this request's alone
                 self._fail(attempt, str(error))
 
     def _post(self) -> None:
         """Ask for slices of all admitted requests in turn, as long as there is staging."""
-        waiting = [one for one in self._attempts.values() if one.stage is Stage.ADMITTED]
-        waiting = [one for one in waiting if self._target.is_ready(one.key)]
+        waiting = [one for one in list(self._attempts.values()) if self._is_ready(one)]
         while waiting:
             waiting = [one for one in waiting if self._post_next(one)]
+
+    def _is_ready(self, attempt: Attempt) -> bool:
+        try:
+            return attempt.stage is Stage.ADMITTED and self._target.is_ready(attempt.key)
+        except Exception as error:  # the device's, whatever it is: this request's alone
+            self._fail(attempt, f"its pages do not become ready: {error}")
+            return False
 
     def _post_next(self, attempt: Attempt) -> bool:
         """Whether a slice was asked for."""
@@ -316,6 +318,8 @@ class Receiver:
         else:
             pages = self._target.device_pages(attempt.key)
         one.stage, one.since = SliceStage.POSTED, self._clock()
+        projection = self._peers.projection(attempt.peer)
+        self._arrivals.expect(attempt, one, pages, projection)
         message = RequestData(
             request_id=attempt.request_id,
             attempt=attempt.number,
@@ -325,17 +329,16 @@ class Receiver:
             token_end=one.tokens[1],
             prompt_tokens=attempt.prompt_tokens,
             pages=tuple(pages),
+            bounce=one.landing.grant if one.landing else None,
         )
         return self._send(attempt, message)
 
     def _look_at(self, attempt: Attempt) -> None:
-        for one in list(attempt.in_stage(SliceStage.REPACKING)):
-            if all(job.done() for job in one.jobs):
-                fault = next((e for job in one.jobs if (e := job.exception())), None)
-                self._end(one)
-                attempt.since = self._clock()
-                if fault is not None:
-                    self._fail(attempt, f"repacking failed: {fault}")
+        num_ended, fault = self._arrivals.progress(attempt)
+        if num_ended:
+            attempt.since = self._clock()
+        if fault:
+            self._fail(attempt, fault)
         self._expire(attempt)
         if attempt.stage is Stage.DRAINING:
             self._settle(attempt)
@@ -353,7 +356,9 @@ class Receiver:
         else:
             posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
             if now - min(posted, default=attempt.since) > most:
-                self._fail(attempt, f"nothing of it came within {most:g} s")
+                waits = attempt.waits_for_staging(self._target.staging.num_free)
+                why = "there was no staging for it" if waits else "nothing of it came"
+                self._fail(attempt, f"{why} within {most:g} s")
 
     def _complete(self, attempt: Attempt) -> None:
         try:
@@ -385,8 +390,3 @@ class Receiver:
         if attempt.is_settled and attempt.number in self._attempts:
             del self._attempts[attempt.number]
             self._target.drop(attempt.key)
-
-    def _end(self, one: Slice) -> None:
-        one.stage = SliceStage.ENDED
-        self._target.staging.give_back(one.slots)
-        one.slots = []

@@ -29,6 +29,7 @@ from sparse_kvcm.transfer.wire import (
     Cancel,
     PageList,
     RequestData,
+    check_request_id,
     decode_card,
     decode_message,
     make_card,
@@ -184,6 +185,7 @@ class Sender:
             Nothing has changed then.
         """
         check_tokens(prompt_tokens)
+        check_request_id("offer", request_id)
         if self._ledger.is_known(request_id):
             raise InvalidArgument(f"[offer] request_id {request_id!r} must be a new one")
         offer = Offer(prompt_tokens, self._clock())
