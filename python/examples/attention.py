@@ -106,7 +106,7 @@ class V4:
 
     def build(self, implementation: str, device: str) -> Any:
         """Widths as in GLM-5, and sinks that weigh something."""
-        sizes = {"head_dim": 256, "partial_rotary_factor": 64 / 256, "index_head_dim": 64}
+        sizes = {"head_dim": 256, "partial_rotary_factor": 64 / 256, "index_head_dim": 96}
         layers: dict[str, Any] = {"layer_types": list(self.kinds)}
         layers["mlp_layer_types"] = ["hash_moe", *["moe"] * (len(self.kinds) - 1)]
         layers["num_hidden_layers"] = len(self.kinds)
