@@ -59,7 +59,6 @@ def triton_demo(demo, device, monkeypatch):
         pytest.skip("Triton is compiled here")
     module = importlib.import_module("attention")
     monkeypatch.setattr(module, "PROMPT_LENGTHS", (290, 20))
-    monkeypatch.setattr(module, "CALM", {"initializer_range": 0.05})
     for model in module.MODELS.values():
         monkeypatch.setattr(model, "kv_dtypes", ("bf16",))
         monkeypatch.setattr(model, "kinds", model.kinds[:3])
