@@ -165,7 +165,7 @@ class Run:
                 self.requests.append(one)
                 self.logits.append([])
             self.logits[known[0] if known else -1].append(row.float().cpu())
-        return logits.argmax(-1)
+        return logits.argmax(-1) if logits.ndim == 2 else int(logits.argmax())
 
 
 def decode(
