@@ -43,8 +43,7 @@ from sparse_kvcm.attention.mla_tuning import Tuning, tuning_of
 from sparse_kvcm.attention.sparse_mla import KeyPart, sparse_mla_decode, workspace_bytes
 from sparse_kvcm.deepseek_v4.codecs import encode_entries
 from sparse_kvcm.dsa.codecs import encode_latents
-from sparse_kvcm.models import KvDtype, load_geometry
-from sparse_kvcm.models._dtypes import window_dtype
+from sparse_kvcm.models import KvDtype, load_geometry, window_dtype
 
 DEVICE = "cuda"
 PAGE = 64  # units

@@ -3,9 +3,19 @@
     python -m benchmarks.replacement [--json FILE] [--states N] [--units N]
 
 `ours` is `sparse_kvcm.ops.resolve` on the CPU backend: entries and a histogram of 256 buckets. The
-others are whole: `lru` by exact order, `fifo`, `random`, `hits` (the age is divided by one more
-than the hits since the unit came in, up to 15: what four more bits of an entry could do), and
-`optimum` (Belady), which knows what comes. All start empty; misses are counted in the same steps.
+others are whole:
+
+    lru, fifo, random   by exact order
+    hits        the age is divided by one more than the hits since the unit came in, up to 15: what
+                four more bits of an entry could do
+    segmented   units that were never hit go as if they were two steps older
+    count       the least selected go; what was counted fades by a fifth in each step
+    near        LRU, but units ranked between k and 2k count as selected: they cost no fetch, and
+                the indexer must name them
+    score       those of the least score go: all scores must be known
+    optimum     Belady's, which knows what comes
+
+All start empty; misses are counted in the same steps.
 The second table divides one budget of slots among the groups of a model whose layers differ.
 """
 
@@ -15,7 +25,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +45,37 @@ GRID = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 MIX = {"v32_first": 3, "restless": 10, "v32_mid": 50, "glm51": 27, "calm": 10}
 
 Selections = list[np.ndarray]
-Victims = Callable[[np.ndarray, int], np.ndarray]  # (candidates, count) -> the count to go
 
 
-def make_trace(preset: str, units: int, seed: int) -> Selections:
-    """Selections of one request that grows by a unit a step, from `units`."""
+@dataclass(frozen=True)
+class Trace:
+    """Steps of one request that grows by a unit a step.
+
+    Attributes
+    ----------
+    selections : list of ndarray, int64, shape (k,)
+    near : list of ndarray, int64, shape (k,)
+        The next best units.
+    scores : list of ndarray, float32, shape (units,)
+    """
+
+    selections: Selections
+    near: Selections
+    scores: list[np.ndarray]
+
+
+def make_trace(preset: str, units: int, seed: int) -> Trace:
+    """Steps from `units` units on."""
     steps = WARM_UP + COUNTED + AHEAD
     traces = DriftTraces(PRESETS[preset], 1, units + steps, K, seed)
-    made = [traces.step(torch.tensor([units + t + 1])) for t in range(steps)]
-    return [one[0].numpy() for one in made]
+    made = Trace([], [], [])
+    for t in range(steps):
+        scores = traces.scores(torch.tensor([units + t + 1]))[0]
+        best = scores.topk(2 * K).indices.numpy()
+        made.selections.append(best[:K])
+        made.near.append(best[K:])
+        made.scores.append(scores.numpy())
+    return made
 
 
 def misses_of_ours(trace: Selections, units: int, slots: int) -> float:
@@ -55,7 +87,7 @@ def misses_of_ours(trace: Selections, units: int, slots: int) -> float:
         length = units + t + 1
         state = np.array([[0, 0, slots, 1, length, length - 1, length - 1, length - 1]], np.int32)
         step = np.array([t + 1, 1], np.uint32)
-        ops.resolve(selection[None], rows, state, step, entries, last, out=out)
+        ops.resolve(selection[None].astype(np.int32), rows, state, step, entries, last, out=out)
         missed += int(out.miss_counts[0]) if t >= WARM_UP else 0
     return missed / (COUNTED * K)
 
@@ -70,19 +102,27 @@ class Cache:
         self.arrived = np.zeros(units, np.int64)
         self.hits = np.zeros(units, np.int64)
         self.next_use = np.zeros(units, np.int64)
+        self.count = np.zeros(units)
+        self.scores = np.zeros(units, np.float32)
         self.random = np.random.default_rng(seed)
 
-    def misses(self, policy: str, trace: Selections) -> float:
+    def misses(self, policy: str, trace: Trace) -> float:
         """Share of the selections that miss."""
-        future = next_uses(trace, len(self.resident)) if policy == "optimum" else None
+        future = next_uses(trace.selections, len(self.resident)) if policy == "optimum" else None
         missed = 0
-        for t, selection in enumerate(trace[: WARM_UP + COUNTED]):
+        for t, selection in enumerate(trace.selections[: WARM_UP + COUNTED]):
             hit = self.resident[selection]
             new = selection[~hit]
             missed += len(new) if t >= WARM_UP else 0
             self.last[selection] = t
             self.hits[selection] = np.where(hit, np.minimum(self.hits[selection] + 1, 15), 0)
             self.arrived[new] = t
+            self.count *= 0.8
+            self.count[new] = 0
+            self.count[selection] += 1
+            self.scores = trace.scores[t]
+            if policy == "near":
+                self.last[trace.near[t]] = t
             if future is not None:
                 self.next_use[selection] = future[t]
             self._make_room(policy, selection, len(new), t)
@@ -100,8 +140,14 @@ class Cache:
         self.resident[there[np.argpartition(badness, len(there) - over)[len(there) - over :]]] = 0
 
     def _badness(self, policy: str, there: np.ndarray, t: int) -> np.ndarray:
-        if policy == "lru":
+        if policy in ("lru", "near"):
             return -self.last[there]
+        if policy == "segmented":
+            return t - self.last[there] + 2 * (self.hits[there] == 0)
+        if policy == "count":
+            return -self.count[there]
+        if policy == "score":
+            return -self.scores[there]
         if policy == "fifo":
             return -self.arrived[there]
         if policy == "hits":
@@ -111,7 +157,9 @@ class Cache:
         return self.next_use[there]
 
 
-POLICIES = ("lru", "fifo", "random", "hits", "optimum")
+POLICIES = (
+    "lru", "fifo", "random", "hits", "segmented", "count", "near", "score", "optimum"
+)  # fmt: skip
 
 
 def next_uses(trace: Selections, units: int) -> Selections:
@@ -131,10 +179,10 @@ def study(units: int, states: int) -> list[dict[str, object]]:
         shares: dict[tuple[int, str], list[float]] = {}
         for seed in range(states):
             trace = make_trace(preset, units, seed)
-            total = units + len(trace) + 1
+            total = units + len(trace.selections) + 1
             for factor in FACTORS:
                 slots = factor * K
-                ours = misses_of_ours(trace, units, slots)
+                ours = misses_of_ours(trace.selections, units, slots)
                 shares.setdefault((factor, "ours"), []).append(ours)
                 for policy in POLICIES:
                     if factor > 1 or policy == "lru":  # k slots leave nothing to choose
@@ -150,7 +198,7 @@ def study(units: int, states: int) -> list[dict[str, object]]:
 def divide_budget(units: int, factor: float) -> dict[str, object]:
     """Slots per layer: the same for all, or greedily where a slot saves most, of one budget."""
     curves = {
-        preset: [misses_of_ours(trace, units, int(one * K)) for one in GRID]
+        preset: [misses_of_ours(trace.selections, units, int(one * K)) for one in GRID]
         for preset in MIX
         for trace in [make_trace(preset, units, 0)]
     }

@@ -84,6 +84,14 @@ class DriftTraces:
         torch.Tensor, int32, shape (rows, k)
             In no order; -1 where a row has fewer units.
         """
+        scores = self.scores(lengths)
+        k = min(self._k, self._shape[1])
+        best, chosen = scores.topk(k, sorted=False)
+        selection = chosen.int().masked_fill_(best == -torch.inf, -1)
+        return torch.nn.functional.pad(selection, (0, self._k - k), value=-1)
+
+    def scores(self, lengths: torch.Tensor) -> torch.Tensor:
+        """The scores that `step` selects by, float32 ``[rows, units]``; a step of its own."""
         one = self._preset
         self._drifts.mul_(one.rho).add_(self._field(), alpha=(1 - one.rho**2) ** 0.5)
         scores = self._field().mul_(one.fresh**0.5)
@@ -95,11 +103,7 @@ class DriftTraces:
             scores.add_(self._moves.gather(1, distance), alpha=one.moves**0.5)
         bonus = torch.full(newest.shape, NEWEST, device=self._device)
         scores.scatter_add_(1, newest, bonus)
-        scores.masked_fill_(self._ordinals > newest, -torch.inf)
-        k = min(self._k, self._shape[1])
-        best, chosen = scores.topk(k, sorted=False)
-        selection = chosen.int().masked_fill_(best == -torch.inf, -1)
-        return torch.nn.functional.pad(selection, (0, self._k - k), value=-1)
+        return scores.masked_fill_(self._ordinals > newest, -torch.inf)
 
     def _field(self) -> torch.Tensor:
         return torch.randn(self._shape, generator=self._random, device=self._device)

@@ -38,17 +38,19 @@ def plot(records: list[Record], folder: Path) -> list[Path]:
 def _draw_throughput(figure: Any, records: list[Record]) -> None:
     speed, time = figure.subplots(1, 2)
     for label in dict.fromkeys(map(_label, records)):
-        points = sorted((r["batch"], r["tokens_per_s"], r["step_ms"]) for r in records
-                        if _label(r) == label)  # fmt: skip
-        batches, speeds, steps = zip(*points, strict=True)
-        speed.plot(batches, speeds, "o-", label=label)
-        time.plot(batches, steps, "o-", label=label)
+        some = sorted((r for r in records if _label(r) == label), key=lambda r: int(r["batch"]))
+        for axes, name in ((speed, "tokens_per_s"), (time, "step_ms")):
+            batches = [r["batch"] for r in some]
+            (line,) = axes.plot(batches, [r[name] for r in some], "o-", label=label)
+            planned = [(r["batch"], r["predicted"][name]) for r in some if "predicted" in r]
+            if planned:
+                axes.plot(*zip(*planned, strict=True), "x", color=line.get_color())
     for axes, name in ((speed, "tokens/s of the slice"), (time, "median step, ms")):
         axes.set_xlabel("requests")
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    speed.legend(fontsize=8)
+    speed.legend(fontsize=8, title="x: planned")
 
 
 def _draw_step(figure: Any, records: list[Record]) -> None:

@@ -13,8 +13,8 @@ import torch
 
 import dsa_cases
 import v4_cases
+from sparse_kvcm.adapter.slot_mapping import map_full_kv
 from sparse_kvcm.dsa import DSACacheManagerV2, codecs
-from sparse_kvcm.dsa.slot_mapping import map_full_kv
 from sparse_kvcm.step import StepRequest
 from sparse_kvcm.transfer.attempts import Received, ReceiverOptions, ReceiverUse
 from sparse_kvcm.transfer.bounce import Bounce

@@ -15,7 +15,6 @@ from sparse_kvcm.sizing import HostMemory, HostTerm, Workload, size_host
 from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse, plan_slices
 from sparse_kvcm.transfer.target import NoRoomError
 from sparse_kvcm.transfer.transport import TransferState
-from sparse_kvcm.transfer.wire import SliceResult, encode_message
 
 MODELS = {"dsa": DsaModel(), "v4": V4Model()}
 PROMPT = {"dsa": 61, "v4": 701}
@@ -256,19 +255,6 @@ def test_a_peer_that_dies_takes_only_its_own_requests_along(kind: str) -> None:
     pair.end([2])
 
 
-def test_who_waits_for_staging_too_long_is_told_so(kind: str) -> None:
-    pair = Pair(MODELS[kind], num_senders=2, staging=2)
-    tokens = PROMPT[kind]
-    pair.ask(1, tokens, 0)  # its peer never says a word, and has all slots
-    pair.ask(2, tokens, 1)
-    pair.prefill(2, tokens, 1)
-    for pair.now in (0.0, 1.0, 121.5):
-        pair.run([1])
-        pair.run([1])
-    assert pair.result(1).reason == "nothing of it came within 120 s"
-    assert pair.result(2).reason == "there was no staging for it within 120 s"
-
-
 def test_a_peer_that_cannot_be_reached_is_found_out_by_the_next_message(kind: str) -> None:
     pair = Pair(MODELS[kind])
     pair.network.kill("prefill0")
@@ -278,29 +264,13 @@ def test_a_peer_that_cannot_be_reached_is_found_out_by_the_next_message(kind: st
     pair.end()
 
 
-def test_a_peer_that_says_nothing_is_given_up_within_a_bound(kind: str) -> None:
-    pair = Pair(MODELS[kind])
-    pair.ask(1, PROMPT[kind])
-    pair.results += pair.receiver.poll()
-    pair.now = 119.0
-    pair.results += pair.receiver.poll()
-    assert pair.results == []
-    pair.now = 121.0
-    pair.results += pair.receiver.poll()
-    assert pair.result(1).reason == "nothing of it came within 120 s"
-    assert pair.receiver.use.posted > 0  # it might still write
-    pair.now = 242.0
-    pair.results += pair.receiver.poll()
-    pair.end()
-
-
 def test_who_waits_for_room_too_long_is_told_what_lacks(kind: str) -> None:
     pair = Pair(MODELS[kind], options=ReceiverOptions(slice_pages=2, max_in_flight=1))
     pair.ask(1, PROMPT[kind])
     pair.ask(2, PROMPT[kind])
     pair.now = 121.0
     pair.results += pair.receiver.poll()
-    assert pair.result(2).reason == "no room within 120 s: transfers in flight"
+    assert pair.result(2).reason == "no room (transfers in flight) within 120 s"
 
 
 def test_a_slice_that_fails_fails_its_request_after_the_others_have_ended(kind: str) -> None:
@@ -343,96 +313,6 @@ def test_a_repack_that_fails_fails_its_request_alone(
     assert pair.result(2).reason == ""
     pair.check({2: tokens})
     pair.end([2])
-
-
-def test_a_fault_of_the_device_is_that_of_one_request(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ReceiverOptions(slice_pages=2, max_in_flight=1)
-    pair = Pair(MODELS[kind], options=options)
-    tokens = PROMPT[kind]
-    admit, is_ready = pair.target.admit, pair.target.is_ready
-
-    def broken_admit(key: int, *arguments: int) -> None:
-        if key == 2:
-            raise RuntimeError("a fault")
-        admit(key, *arguments)
-
-    def broken_event(key: int) -> bool:
-        if key == 3:
-            raise RuntimeError("a fault")
-        return is_ready(key)
-
-    monkeypatch.setattr(pair.target, "admit", broken_admit)
-    monkeypatch.setattr(pair.target, "is_ready", broken_event)
-    for request in (1, 2, 3, 4):  # all but the first wait for room
-        pair.prefill(request, tokens)
-        pair.ask(request, tokens)
-    pair.run_to_the_end()
-    assert pair.result(2).reason == "a fault"
-    assert pair.result(3).reason == "its pages do not become ready: a fault"
-    assert [pair.result(one).reason for one in (1, 4)] == ["", ""]
-    pair.check({1: tokens, 4: tokens})
-    pair.end([1, 4])
-
-
-@pytest.mark.parametrize("bad", ["", "x" * 129, "\udc80", 5, None, b"1"])
-def test_an_id_that_no_peer_would_take_is_refused(kind: str, bad: Any) -> None:
-    pair = Pair(MODELS[kind])
-    message = "request_id must be a str of 1 to 128"
-    with pytest.raises(InvalidArgument, match=message):
-        pair.receiver.request("prefill0", bad, 1, PROMPT[kind], PROMPT[kind])
-    with pytest.raises(InvalidArgument, match=message):
-        pair.senders[0].offer(bad, PROMPT[kind])
-    assert pair.senders[0].use().num_offers == 0
-    pair.end()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("slice_pages", 0),
-        ("slice_pages", -3),
-        ("slice_pages", 1.5),
-        ("max_in_flight", 0),
-        ("max_queued", -1),
-        ("num_workers", 0),
-        ("num_workers", True),
-        ("expiry_s", 0),
-        ("expiry_s", -1.0),
-        ("expiry_s", float("nan")),
-        ("expiry_s", float("inf")),
-        ("expiry_s", None),
-    ],
-)
-def test_options_under_which_nothing_would_come_or_end_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"\[ReceiverOptions\] {field} must be"):
-        ReceiverOptions(**{field: value})
-
-
-def test_results_of_nobody_and_twice_are_dropped_and_counted(kind: str) -> None:
-    pair = Pair(MODELS[kind])
-    transport = pair.network.ends["prefill0"]
-    pair.prefill(1, PROMPT[kind])
-    pair.ask(1, PROMPT[kind])
-    pair.results += pair.receiver.poll()
-    for bad in (
-        SliceResult("1", 99, 0, "done"),
-        SliceResult("2", 1, 0, "done"),
-        SliceResult("1", 1, 99, "done"),
-        SliceResult("1", 1, 0, "failed", reason="x" * 50),
-    ):
-        if bad.status == "done":
-            transport.send("decode", encode_message(bad))
-    transport.send("decode", b"\xff\xff garbage")
-    pair.run_to_the_end()
-    assert pair.receiver.num_strays == 4
-    transport.send("decode", encode_message(SliceResult("1", 1, 0, "done")))
-    pair.run()
-    assert pair.receiver.num_strays == 5
-    assert pair.result(1).reason == ""
-    pair.check({1: PROMPT[kind]})
-    pair.end([1])
 
 
 def test_slices_cover_every_token_and_page_once() -> None:

@@ -19,6 +19,8 @@ from sparse_kvcm.transfer.wire import (
     BounceGrant,
     Cancel,
     PageList,
+    Ping,
+    Pong,
     RequestData,
     SliceResult,
     TransferGroup,
@@ -35,7 +37,7 @@ RESULT = SliceResult("r", 3, 1, "done", 2, "", (GROUP, TransferGroup("VRAM", "DR
 CARD = make_card("a", "nixl", RankInfo(2, 3, "attention_dp"), b"md", Side([HISTORY], 8).table)
 
 
-@pytest.mark.parametrize("message", [REQUEST, RESULT, Cancel("r", 3, "enough")])
+@pytest.mark.parametrize("message", [REQUEST, RESULT, Cancel("r", 3, "enough"), Ping(), Pong()])
 def test_a_message_comes_back_as_it_was(message) -> None:
     assert decode_message(encode_message(message)) == message
 

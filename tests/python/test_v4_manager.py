@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
+from sparse_kvcm.dsa.scatter import scatter as real_scatter  # noqa: E402
+
 import v4_cases as cases  # noqa: E402
+from sparse_kvcm.deepseek_v4 import access  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 from v4_cases import Run  # noqa: E402
 
@@ -108,8 +113,18 @@ def test_a_step_may_run_in_several_forwards(offload: bool) -> None:
     manager.abort_step()
 
 
-def test_a_prompt_computed_in_steps_equals_one_that_was_imported() -> None:
+def test_a_prompt_computed_in_steps_equals_one_that_was_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Windows of the step lie in scratch; what later steps read must not."""
+
+    def scatter(pool: torch.Tensor, mapping: Any, *rest: Any, **options: Any) -> None:
+        """No two tokens have one place: on a GPU any of them would win."""
+        places = mapping.data[mapping.data >= 0]
+        assert len(places.unique()) == len(places)
+        real_scatter(pool, mapping, *rest, **options)
+
+    monkeypatch.setattr(access, "scatter", scatter)
     run = Run(False, max_num_tokens=400)
     manager, model = run.manager, run.manager.config.geometry
     manager.add_request(1, 900)
@@ -155,6 +170,20 @@ def test_addresses_stay_and_padding_is_at_the_tail(offload: bool) -> None:
         run.manager.end_step()
         run.lengths[1] += 1
     assert all(one == seen[0] for one in seen)
+
+
+@MODES
+def test_padding_has_neither_lengths_nor_rows_whoever_was_there_before(offload: bool) -> None:
+    run = Run(offload)
+    for request, prompt in ((1, 250), (2, 130), (3, 9)):
+        run.add(request, prompt)
+    run.step(1, padded=3)
+    step = run.manager.prepare_step([StepRequest(2, 131)], padded_size=3)
+    assert step.lengths.tolist() == step.query_lengths.tolist() == [132, 0, 0]
+    assert step.rows.tolist()[1:] == [-1, -1]
+    assert all(bool((table[1:] == -1).all()) for table in step.tables.values())
+    assert bool((run.manager.rows(0, cases.SWA)[1:] == -1).all())
+    run.manager.abort_step()
 
 
 @MODES

@@ -208,3 +208,13 @@ class World:
         assert self.network.transfers == {}
         self.sender.close()
         assert self.transport.regions == {}
+
+
+def sending(**how) -> tuple[World, FakeReceiver]:
+    """A world, made so, in which request "a" has been offered, asked for and begun to be sent."""
+    world = World(**how)
+    receiver = world.receiver()
+    world.offer("a", 37)
+    receiver.ask("a", 37)
+    world.step()
+    return world, receiver

@@ -76,6 +76,11 @@ def check_fields(function: str, config: Any, kind: type[ModelGeometry]) -> None:
         )
     check_int(function, "max_batch_size", config.max_batch_size, 1, MAX_ROWS)
     check_int(function, "max_seq_len", config.max_seq_len)
+    if not 1 <= config.max_seq_len <= config.geometry.max_seq_len:
+        raise InvalidArgument(
+            f"[{function}] max_seq_len must be in [1, {config.geometry.max_seq_len}], what "
+            f"{config.geometry.name} takes, got {config.max_seq_len}"
+        )
     check_int(function, "gpu_quota", config.gpu_quota, 1)
     if config.tokens_per_block is not None:
         check_int(function, "tokens_per_block", config.tokens_per_block, 1, MAX_PAGE_TOKENS)

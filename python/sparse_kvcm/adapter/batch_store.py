@@ -11,6 +11,7 @@ import numpy as np
 
 from sparse_kvcm._core import (
     Batch,
+    InvalidState,
     KvCache,
     KvCacheManager,
     KvCacheState,
@@ -19,7 +20,7 @@ from sparse_kvcm._core import (
     ResizeResult,
     StepErrors,
 )
-from sparse_kvcm.adapter.store import check_new, is_away, no_room
+from sparse_kvcm.adapter.store import check_new, is_away, no_room, no_row
 from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.ops import ResolveOutputs
 
@@ -161,7 +162,13 @@ class BatchStore:
         one = self._requests[request_id]
         if one.is_suspended:
             raise is_away("prepare_step", request_id)
-        return self.batch.add(one.cache)
+        try:
+            return self.batch.add(one.cache)
+        except InvalidState as error:
+            seated = sum(other.cache.row is not None for other in self._requests.values())
+            if one.cache.row is None and seated == self.max_rows:
+                raise no_row(request_id, seated) from error
+            raise
 
     def unseat(self, request_id: int) -> None:
         """See `Store`."""

@@ -114,7 +114,7 @@ class RequestManager(ABC, Generic[StepT]):
 
     def end_step(self) -> None:
         """Make the step's tokens real. Who still reads is waited for before memory is reused."""
-        prepared = self._open("end_step").prepared
+        prepared = self.require_step("end_step").prepared
         self.store.commit(prepared.rows[: len(prepared.requests)])
         self._forget()
 
@@ -126,6 +126,18 @@ class RequestManager(ABC, Generic[StepT]):
     @property
     def step(self) -> StepT | None:
         """The step that is open."""
+        return self._step
+
+    def require_step(self, function: str) -> StepT:
+        """The step that is open, for a call of this name.
+
+        Raises
+        ------
+        InvalidState
+            If none is.
+        """
+        if self._step is None:
+            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
         return self._step
 
     # --- for adapters ---
@@ -141,11 +153,6 @@ class RequestManager(ABC, Generic[StepT]):
     def _forget(self) -> None:
         self._step = None
         self._forget_selections()
-
-    def _open(self, function: str) -> StepT:
-        if self._step is None:
-            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-        return self._step
 
     def _check_closed(self, function: str) -> None:
         if self._step is not None:

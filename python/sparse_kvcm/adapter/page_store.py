@@ -11,13 +11,12 @@ import numpy as np
 
 from sparse_kvcm._core import (
     InvalidArgument,
-    InvalidState,
     OutOfPages,
     PageRange,
     RequestPages,
     Storage,
 )
-from sparse_kvcm.adapter.store import check_new, is_away, no_room
+from sparse_kvcm.adapter.store import check_new, is_away, no_room, no_row
 from sparse_kvcm.adapter.streams import current_stream
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class PageStore:
         if one.suspended:
             raise is_away("prepare_step", request_id)
         if None not in self._seats:
-            raise InvalidState(f"[prepare_step] no row is free for request {request_id}")
+            raise no_row(request_id, self.max_rows)
         row = self._seats.index(None)
         self._seats[row], one.row = one, row
         self._note(one)

@@ -105,6 +105,14 @@ def is_away(function: str, request_id: int) -> InvalidState:
     return InvalidState(f"[{function}] request {request_id} is suspended; resume it first")
 
 
+def no_row(request_id: int, max_rows: int) -> InvalidState:
+    """What a step raises where others that do not take part have all rows."""
+    return InvalidState(
+        f"[prepare_step] no row is free for request {request_id}: {max_rows} others have all of "
+        "them; suspend or free one that takes no part"
+    )
+
+
 def no_room(request_id: int, tokens: int, most: int) -> OutOfPages:
     """What `Store.take` raises."""
     return OutOfPages(

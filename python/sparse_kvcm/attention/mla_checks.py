@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
@@ -31,9 +32,7 @@ def check_decode(
     """Check all arguments but the bytes of pages and rows, which lie on the device."""
     import torch
 
-    def wrong(name: str, wanted: str, got: object) -> InvalidArgument:
-        return InvalidArgument(f"[{function}] {name} must be {wanted}, got {got}")
-
+    wrong = partial(_wrong, function)
     for name, one in (("q", q), ("sinks", sinks), ("out", out), ("lse", lse)):
         if name == "q" or one is not None:
             _check_kind_of(function, name, one)
@@ -75,9 +74,7 @@ def _check_part(
 ) -> None:
     import torch
 
-    def wrong(name: str, wanted: str, got: object) -> InvalidArgument:
-        return InvalidArgument(f"[{function}] {name} must be {wanted}, got {got}")
-
+    wrong = partial(_wrong, function)
     layout, rows = part.layout, part.rows
     if not isinstance(part.pool, torch.Tensor | list | tuple):
         raise wrong("pool", "a torch.Tensor or a sequence of them", type(part.pool).__name__)
@@ -135,3 +132,7 @@ def _check_rows_of(function: str, name: str, one: torch.Tensor) -> None:
             f"[{function}] {name} must have contiguous elements, each head at a multiple of "
             f"{_ALIGNMENT} bytes, got strides {one.stride()}, address {one.data_ptr():#x}"
         )
+
+
+def _wrong(function: str, name: str, wanted: str, got: object) -> InvalidArgument:
+    return InvalidArgument(f"[{function}] {name} must be {wanted}, got {got}")

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.attention.pointers import AttentionBase, attention_base
 from sparse_kvcm.attention.rows import RowForm, WindowRows, sparse_arena_rows
 from sparse_kvcm.attention.write import write_latents
-from sparse_kvcm.deepseek_v4.arguments import check_at
 from sparse_kvcm.deepseek_v4.indices import (
     AttentionIndices,
-    completes_entry,
+    completed_entries,
     global_indices,
-    num_entries,
 )
-from sparse_kvcm.deepseek_v4.manager import DeepseekV4CacheManager
+from sparse_kvcm.deepseek_v4.manager import ALL, DeepseekV4CacheManager
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step
 from sparse_kvcm.dsa.manager import DsaManager
 from sparse_kvcm.dsa.step_tensors import DsaStep
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 Manager = DsaManager | DeepseekV4CacheManager
-ALL = slice(None)
 
 
 def row_form(base: AttentionBase) -> RowForm:
@@ -84,7 +81,7 @@ def step_rows(
         form = row_form(attention_base(manager, layer))
         rows = sparse_arena_rows(slots, form, out=out, selection=selection, batch_rows=step.rows)
         return AttentionIndices(rows, 0)
-    v4 = _v4_step(manager, "step_rows", at)
+    v4 = manager.require_step_at("step_rows", at)
     ratio = manager.config.geometry.compress_ratios[layer]
     if (slots is None) != (ratio != 4):
         raise InvalidArgument(
@@ -151,16 +148,14 @@ def _v4_slots(
     manager: DeepseekV4CacheManager, layer: int, kind: AttentionType, at: At
 ) -> torch.Tensor:
     """Slots of each query's new item, -1 (or the trash page) where it has none."""
-    step = _v4_step(manager, "write_step", at)
+    step = manager.require_step_at("write_step", at)
     if kind is AttentionType.COMPRESS and layer in manager.access.arenas:
         return manager.write_slots(layer, at)
     lengths = step.query_lengths[at].long()
     if kind is AttentionType.SWA:
         items = lengths - 1
     else:
-        ratio = manager.config.geometry.compress_ratios[layer]
-        items = num_entries(lengths, ratio) - 1
-        items = items.masked_fill(~completes_entry(lengths, ratio), -1)
+        items = completed_entries(lengths, manager.config.geometry.compress_ratios[layer])
     table = manager.access.table(step, layer, kind)[step.query_places[at]]
     per_page = manager.access.layout(layer, kind).items_per_page
     return global_indices(table, items[:, None], per_page)[:, 0]
@@ -188,15 +183,7 @@ def _window(
 
 
 def _dsa_step(manager: DsaManager, function: str, at: At) -> DsaStep:
-    if manager.step is None:
-        raise InvalidState(f"[{function}] no step is open; call prepare_step first")
+    step = manager.require_step(function)
     if at != ALL:
         raise InvalidArgument(f"[{function}] at must be left out with DSA, got {at}")
-    return manager.step
-
-
-def _v4_step(manager: DeepseekV4CacheManager, function: str, at: At) -> DeepseekV4Step:
-    if manager.step is None:
-        raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-    check_at(function, at, len(manager.step.query_places))
-    return manager.step
+    return step

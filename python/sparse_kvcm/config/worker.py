@@ -76,6 +76,13 @@ class CacheTransceiverConfig(ConfigModel):
         description="Of GPU memory, in which small pages from another GPU arrive side by side: a "
         "quarter of what is free at most, and made before the cache is sized. 0: none.",
     )
+    silence_s: float = Field(
+        30.0,
+        gt=0,
+        le=86400,
+        description="Seconds that a peer may leave a Ping without an answer. Then its requests "
+        "fail; after as many again their pages come back.",
+    )
 
 
 class ContextParallelConfig(ConfigModel):

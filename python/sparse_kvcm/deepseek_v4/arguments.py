@@ -13,15 +13,15 @@ from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import (
     DeepseekV4History,
+    check_has,
     least_inputs,
     types_of,
     width_of,
 )
+from sparse_kvcm.deepseek_v4.step import At
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
-from sparse_kvcm.models.attention_types import types_of_ratio
 from sparse_kvcm.step import is_int
 
-At = slice | list[int] | range
 FULL = (AttentionType.COMPRESS, AttentionType.INDEXER_COMPRESS)
 
 
@@ -71,12 +71,7 @@ class Arguments:
                 f"{', '.join(one.name for one in kinds)}, got {kind!r}"
             )
         check_int(function, "layer", layer, 0, self._geometry.num_layers - 1)
-        ratios = self._geometry.compress_ratios
-        if kind not in types_of_ratio(ratios[layer]):
-            has = [i for i, ratio in enumerate(ratios) if kind in types_of_ratio(ratio)]
-            raise InvalidArgument(
-                f"[{function}] layer must be one with {kind.name}, of {has}, got {layer}"
-            )
+        check_has(function, self._geometry, layer, kind)
 
     def values(
         self,

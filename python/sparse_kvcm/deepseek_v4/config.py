@@ -12,14 +12,13 @@ from sparse_kvcm._core import (
     InvalidArgument,
     KvCacheDesc,
     KvCacheManagerConfig,
-    SelectionGroupConfig,
     StorageConfig,
     SwaScratchReuseConfig,
 )
 from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.config import OffloadSizes, check_sizes, longest_request
 from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
-from sparse_kvcm.dsa.config import OffloadSizes, check_sizes
 from sparse_kvcm.models import DeepSeekV4Geometry, IndexDtype, KvDtype
 
 FUNCTION = "DeepseekV4CacheConfig"
@@ -95,11 +94,6 @@ class DeepseekV4CacheConfig:
         for field in ("max_num_tokens", "avg_seq_len"):
             if getattr(self, field) is not None:
                 check_int(FUNCTION, field, getattr(self, field), 1)
-        if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
-            raise InvalidArgument(
-                f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "
-                f"{self.geometry.name} takes, got {self.max_seq_len}"
-            )
         if self.avg_seq_len is not None and self.avg_seq_len > self.max_seq_len:
             raise InvalidArgument(
                 f"[{FUNCTION}] avg_seq_len must be in [1, max_seq_len {self.max_seq_len}], "
@@ -150,7 +144,7 @@ class DeepseekV4CacheConfig:
     @property
     def constraints(self) -> list[BatchDesc]:
         """What the pools hold at least: the longest request, and a prompt's step."""
-        longest = BatchDesc([KvCacheDesc(self.max_seq_len, self.max_seq_len - 1)])
+        longest = longest_request(self.max_seq_len)
         return [longest, *([BatchDesc([self._context])] if self.max_num_tokens else [])]
 
     @property
@@ -171,7 +165,7 @@ class DeepseekV4CacheConfig:
     def _context(self) -> KvCacheDesc:
         return KvCacheDesc(min(self.max_num_tokens or 1, self.max_seq_len), 0)
 
-    def resident_storage(self) -> StorageConfig:
+    def storage_config(self) -> StorageConfig:
         """Everything on the GPU, and pages of suspended requests on the host."""
         geometry = self.geometry
         tiers = [CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)]
@@ -189,31 +183,26 @@ class DeepseekV4CacheConfig:
             device=self.device,
         )
 
-    def offload_manager(self, sizes: OffloadSizes) -> KvCacheManagerConfig:
+    def manager_config(self, sizes: OffloadSizes) -> KvCacheManagerConfig:
         """Entries of ratio 4 as selection groups, everything else as dense layers."""
-        geometry, page = self.geometry, self.units_per_page
-        window = page if sizes.window_slots is None else sizes.window_slots
-        lease = min(math.ceil((sizes.cached_slots + window) / page), self.max_pages)
-        layout, roles = geometry.unit_layout(self.kv_dtype), geometry.region_roles(self.kv_dtype)
-        groups = [
-            SelectionGroupConfig(group, geometry.top_k, layout, roles) for group in geometry.groups
-        ]
+        geometry = self.geometry
+        offload = sizes.manager_fields(
+            geometry,
+            self.kv_dtype,
+            units_per_page=self.units_per_page,
+            max_pages=self.max_pages,
+            max_requests=self.max_batch_size,
+        )
         return KvCacheManagerConfig(
-            groups=groups,
-            cached_slots=sizes.cached_slots,
-            window_slots=window,
-            arena_pages=sizes.arena_pages or self.max_batch_size * lease,
-            host_pages=sizes.host_pages,
-            max_leases=self.max_batch_size,
             tokens_per_block=self.tokens_per_block,
             tokens_per_unit=geometry.tokens_per_unit,
             dense_layers=geometry.dense_layers(
                 self.tokens_per_block, self.kv_dtype, self.index_dtype
             ),
             gpu_quota=self.gpu_quota,
-            cold_quota=sizes.cold_quota,
             max_util_for_resume=self.max_util_for_resume,
             constraints=self.constraints,
             typical_step=self.typical_step,
             device=self.device,
+            **offload,
         )

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, InvalidState, Storage
 from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.scatter import Pages, Record, scatter
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, map_tokens
 from sparse_kvcm.dsa.buffers import key_pools, typed_view
-from sparse_kvcm.dsa.codecs import Record
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import scatter
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, kernel_page_indices, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep
 from sparse_kvcm.ops import ResolveOutputs
 
@@ -44,7 +43,7 @@ class LatentStore(ABC):
         """Slots of the step's new tokens, int ``[n]``; padding has -1, or one that nobody reads."""
 
     @abstractmethod
-    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+    def buffers(self, layer: int) -> list[Pages]:
         """Pages, and how tokens lie in them: one of all regions, or one per region."""
 
     @abstractmethod
@@ -101,7 +100,7 @@ class ResidentLatents(LatentStore):
         """See `LatentStore`."""
         return _slots(step.slots["KEY"].data, self.pools[0].page)
 
-    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+    def buffers(self, layer: int) -> list[Pages]:
         """See `LatentStore`."""
         return [(pool.view(layer), pool.page) for pool in self.pools]
 
@@ -115,13 +114,9 @@ class ResidentLatents(LatentStore):
         self, request_id: int, slots: torch.Tensor, history: int, records: Mapping[int, Record]
     ) -> None:
         """See `LatentStore`."""
-        import torch
-
         n = len(next(iter(records.values()))[0])
-        positions = torch.arange(history, history + n, device=slots.device)
         for number, pool in enumerate(self.pools):
-            table = kernel_page_indices(slots[None], pool.scale)
-            mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
+            mapping = pool.map_appended(slots, history, n)
             for layer, record in records.items():
                 scatter(pool.view(layer), mapping, (record[number].to(slots.device),))
 
@@ -172,7 +167,7 @@ class OffloadedLatents(LatentStore):
 
         return from_dlpack(self.resolved(group).write_slots)[:, 0]
 
-    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+    def buffers(self, layer: int) -> list[Pages]:
         """See `LatentStore`."""
         return [(self._arenas[layer], self._config.latent_page)]
 

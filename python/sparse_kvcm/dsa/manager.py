@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.adapter.manager import RequestManager
+from sparse_kvcm.adapter.scatter import Record, gather, gather_regions, scatter, scatter_regions
+from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_slots
 from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.dsa import codecs
 from sparse_kvcm.dsa.arguments import Arguments
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.latents import LatentStore
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import gather, scatter
-from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_slots, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
 from sparse_kvcm.step import PreparedStep
 
@@ -109,29 +109,25 @@ class DsaManager(RequestManager[DsaStep]):
             Slots, page * tokens_per_block + offset in the layers' buffers, -1 = none. They serve
             all layers that share the selection.
         """
-        step = self._open("select")
+        step = self.require_step("select")
         self._arguments.selection(layer, selection, len(step.rows))
         group = self.config.geometry.selection_group_of[layer]
         return self._latents.select(step, group, selection)
 
     def write_latents(self, layer: int, latents: torch.Tensor) -> None:
         """Write the latents of the step's new tokens, float ``[n, rank + rope]``."""
-        step = self._open("write_latents")
+        step = self.require_step("write_latents")
         self._arguments.latents(layer, latents, step.num_new_tokens)
         record = self._encode(latents)
         slots = self._latents.write_slots(step, self.config.geometry.selection_group_of[layer])
-        for view, page in self._latents.buffers(layer):
-            regions = len(page.regions)
-            scatter(view, map_slots(slots, page), record[:regions])
-            record = record[regions:]
+        scatter_regions(self._latents.buffers(layer), record, lambda page: map_slots(slots, page))
 
     def gather_latents(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Read latents at slots of `select`: float32 ``[..., rank + rope]``, zeros at -1."""
-        self._open("gather_latents")
+        self.require_step("gather_latents")
         self._arguments.slots(layer, slots)
-        record: tuple[torch.Tensor, ...] = ()
-        for view, page in self._latents.buffers(layer):
-            record += gather(view, map_slots(slots.reshape(-1), page))
+        flat = slots.reshape(-1)
+        record = gather_regions(self._latents.buffers(layer), lambda page: map_slots(flat, page))
         geometry = self.config.geometry
         values = codecs.decode_latents(
             record,
@@ -144,7 +140,7 @@ class DsaManager(RequestManager[DsaStep]):
 
     def write_index_keys(self, layer: int, keys: torch.Tensor) -> None:
         """Write the index keys of the step's new tokens, float ``[n, index_head_dim]``."""
-        step = self._open("write_index_keys")
+        step = self.require_step("write_index_keys")
         self._arguments.index_keys(layer, keys, step.num_new_tokens)
         mapping = step.slots["INDEX_KEY"]
         self._scatter_index_keys(layer, mapping, keys)
@@ -221,7 +217,7 @@ class DsaManager(RequestManager[DsaStep]):
     def _forget_selections(self) -> None:
         self._latents.forget_step()
 
-    def _encode(self, latents: torch.Tensor) -> codecs.Record:
+    def _encode(self, latents: torch.Tensor) -> Record:
         return codecs.encode_latents(
             latents,
             self.config.kv_dtype,
@@ -239,13 +235,7 @@ class DsaManager(RequestManager[DsaStep]):
         self, slots: torch.Tensor, history: int, index_keys: Mapping[int, torch.Tensor]
     ) -> None:
         """Write keys behind `history` tokens of a request, given its slots, int32 ``[pages]``."""
-        import torch
-
-        from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
-
-        table = kernel_page_indices(slots[None], self.index_keys.scale)
         n = len(next(iter(index_keys.values())))
-        positions = torch.arange(history, history + n, device=table.device)
-        mapping = map_tokens(table, torch.zeros_like(positions), positions, self.index_keys.page)
+        mapping = self.index_keys.map_appended(slots, history, n)
         for layer, keys in index_keys.items():
-            self._scatter_index_keys(layer, mapping, keys.to(table.device))
+            self._scatter_index_keys(layer, mapping, keys.to(slots.device))

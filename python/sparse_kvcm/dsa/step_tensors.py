@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa.forward_table import ForwardTable
+from sparse_kvcm.adapter.forward_table import ForwardTable
+from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_full_kv, map_new_tokens, map_tokens
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_full_kv, map_new_tokens, map_tokens
 from sparse_kvcm.step import PADDING, PreparedStep
 
 if TYPE_CHECKING:

@@ -39,6 +39,11 @@ class ReceiverOptions:
     expiry_s : float
         Seconds that a request may wait for room, a slice for its result, and after that a peer for
         its last chance.
+    silence_s : float
+        Seconds that a peer from which something is awaited may leave a Ping without an answer; then
+        its requests fail, and after as many again it is taken for gone, and their pages come back.
+        A Ping goes out after a quarter as long without a word. Longer than the longest pause
+        between two calls of a sender's `progress`.
 
     Raises
     ------
@@ -51,6 +56,7 @@ class ReceiverOptions:
     max_queued: int = 1024
     num_workers: int = 2
     expiry_s: float = 120.0
+    silence_s: float = 30.0
 
     def __post_init__(self) -> None:
         least = {"slice_pages": 1, "max_in_flight": 1, "max_queued": 0, "num_workers": 1}
@@ -60,10 +66,12 @@ class ReceiverOptions:
                 raise InvalidArgument(
                     f"[ReceiverOptions] {name} must be an int >= {low}, got {value!r}"
                 )
-        if not (isinstance(self.expiry_s, int | float) and 0 < self.expiry_s < math.inf):
-            raise InvalidArgument(
-                f"[ReceiverOptions] expiry_s must be > 0 and finite, got {self.expiry_s!r}"
-            )
+        for name in ("expiry_s", "silence_s"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise InvalidArgument(
+                    f"[ReceiverOptions] {name} must be > 0 and finite, got {value!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -192,11 +200,19 @@ class Attempt:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
 
-    def waits_for_staging(self, free_slots: int) -> bool:
-        """Whether its peer owes it nothing: there is no room for what it would ask for next."""
-        one = next(self.in_stage(SliceStage.PLANNED), None)
-        asked = any(self.in_stage(SliceStage.POSTED))
-        return not asked and one is not None and one.num_pages > free_slots
+    def overdue(self, now: float, most: float, free_slots: int) -> str:
+        """Why it has waited too long, longer than `most` seconds; empty if it has not."""
+        posted = [one.since for one in self.in_stage(SliceStage.POSTED)]
+        if self.stage is Stage.ADMITTED:
+            late = now - min(posted, default=self.since) > most
+            one = next(self.in_stage(SliceStage.PLANNED), None)
+            waits = not posted and one is not None and one.num_pages > free_slots
+            why = "there was no staging for it" if waits else "nothing of it came"
+        elif self.stage is Stage.DRAINING:
+            late, why = now - self.since > most and bool(posted), "no result of a cancel"
+        else:
+            late, why = now - self.since > most, f"no room ({self.lacks})"
+        return f"{why} within {most:g} s" if late else ""
 
     @property
     def is_settled(self) -> bool:

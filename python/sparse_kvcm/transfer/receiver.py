@@ -7,7 +7,7 @@ while the next slices are on their way. When all of it is there, the request is 
 
 Pages that a peer was told of belong to it until it has said what became of them. So a request that
 fails is reported at once, but what it holds comes back when every slice has a result, or the
-peer is gone. A peer that says nothing is taken for gone in the end: see `ReceiverOptions.expiry_s`.
+peer is gone. A peer that is silent is taken for gone in the end: see `ReceiverOptions.silence_s`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sparse_kvcm.transfer.transport import PeerLostError, Registration, Transpor
 from sparse_kvcm.transfer.wire import (
     MAX_REASON,
     Cancel,
+    Pong,
     RequestData,
     SliceResult,
     check_request_id,
@@ -87,14 +88,12 @@ class Receiver:
         self._arrivals = Arrivals(target, bounce, self._options.num_workers)
         self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
-        self._peers = Peers(transport, target.table)
+        self._peers = Peers(transport, target.table, self._options.silence_s, clock)
         self._attempts: dict[int, Attempt] = {}  # by number, in the order in which they came
         self._by_id: dict[str, Attempt] = {}  # that have not failed
         self._results: list[Received] = []
         self.num_strays = 0
         self.num_bytes: collections.Counter[tuple[str, str]] = collections.Counter()
-
-    # --- peers ---
 
     def card(self) -> bytes:
         """What a peer needs to know."""
@@ -179,11 +178,13 @@ class Receiver:
     def poll(self) -> list[Received]:
         """Go on as far as possible; requests that are through since the last call."""
         for peer, data in self._transport.receive():
+            self._peers.hear(peer)
             self._take(peer, data)
         for attempt in list(self._attempts.values()):
             self._look_at(attempt)
         self._admit_queued()
         self._post()
+        self._watch()
         results, self._results = self._results, []
         return results
 
@@ -193,9 +194,9 @@ class Receiver:
         stages = [one.stage for one in self._attempts.values()]
         slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
         return ReceiverUse(
-            queued=sum(one is Stage.QUEUED for one in stages),
-            admitted=sum(one is Stage.ADMITTED for one in stages),
-            draining=sum(one is Stage.DRAINING for one in stages),
+            queued=stages.count(Stage.QUEUED),
+            admitted=stages.count(Stage.ADMITTED),
+            draining=stages.count(Stage.DRAINING),
             posted=slices.count(SliceStage.POSTED),
             scattering=slices.count(SliceStage.SCATTERING),
             repacking=slices.count(SliceStage.REPACKING),
@@ -227,13 +228,13 @@ class Receiver:
         self._transport.deregister(self._registration)
         self._registration = None
 
-    # --- messages ---
-
     def _take(self, peer: str, data: bytes) -> None:
         try:
             message = decode_message(data)
         except PeerDataError:
             message = None
+        if isinstance(message, Pong):
+            return
         attempt = self._attempts.get(message.attempt) if isinstance(message, SliceResult) else None
         if (
             not isinstance(message, SliceResult)
@@ -346,19 +347,24 @@ class Receiver:
             self._complete(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
-        now, most = self._clock(), self._options.expiry_s
-        if attempt.stage is Stage.QUEUED:
-            if now - attempt.since > most:
-                self._fail(attempt, f"no room within {most:g} s: {attempt.lacks}")
-        elif attempt.stage is Stage.DRAINING:
-            if now - attempt.since > most and any(attempt.in_stage(SliceStage.POSTED)):
-                self.remove_peer(attempt.peer, f"no result within {most:g} s of a cancel")
-        else:
-            posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
-            if now - min(posted, default=attempt.since) > most:
-                waits = attempt.waits_for_staging(self._target.staging.num_free)
-                why = "there was no staging for it" if waits else "nothing of it came"
-                self._fail(attempt, f"{why} within {most:g} s")
+        free = self._target.staging.num_free
+        why = attempt.overdue(self._clock(), self._options.expiry_s, free)
+        if why and attempt.stage is Stage.DRAINING:
+            self.remove_peer(attempt.peer, why)
+        elif why:
+            self._fail(attempt, why)
+
+    def _watch(self) -> None:
+        """Who is silent while slices wait for it loses its requests, and then is taken for gone."""
+        all_of = list(self._attempts.values())
+        awaited = {one.peer for one in all_of if any(one.in_stage(SliceStage.POSTED))}
+        for peer, is_gone in self._peers.watch(awaited):
+            reason = f"no answer to a Ping within {self._options.silence_s:g} s"
+            if is_gone:
+                self.remove_peer(peer, reason)
+            for attempt in all_of:
+                if attempt.peer == peer and attempt.stage is Stage.ADMITTED:
+                    self._fail(attempt, f"peer {peer} is silent: {reason}")
 
     def _complete(self, attempt: Attempt) -> None:
         try:

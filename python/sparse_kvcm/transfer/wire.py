@@ -2,7 +2,9 @@
 
     receiver -> sender   RequestData   write these tokens into these pages of mine
                          Cancel        nobody wants them any more
+                         Ping          are you there?
     sender -> receiver   SliceResult   done, or failed with a reason: once for each RequestData
+                         Pong          to each Ping
 
 A request comes in `num_slices` slices, in any order, each with its own range of tokens and pages:
 so a receiver with little staging asks for as much at a time as it has room for, and a prefill in
@@ -161,7 +163,15 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
 
-Message = RequestData | SliceResult | Cancel
+class Ping(Struct, frozen=True, tag="ping"):
+    """Asks a sender that has said nothing for a while for a Pong."""
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """A sender's answer: its engine still calls `progress`."""
+
+
+Message = RequestData | SliceResult | Cancel | Ping | Pong
 
 _decoder = msgspec.msgpack.Decoder(Message)
 

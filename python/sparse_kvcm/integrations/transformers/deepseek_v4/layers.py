@@ -21,15 +21,15 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
 from sparse_kvcm.attention import write_step
 from sparse_kvcm.deepseek_v4.history import Key
 from sparse_kvcm.models import AttentionType
-from sparse_kvcm.models.attention_types import STATES, state_rows
+from sparse_kvcm.models.attention_types import COMPRESSOR_STATES, INDEXER_STATES, state_rows
 
 if TYPE_CHECKING:
     from sparse_kvcm.integrations.transformers.deepseek_v4.state import V4State
 
 SWA, COMPRESS = AttentionType.SWA, AttentionType.COMPRESS
 _KINDS = {
-    "compressor": (*STATES[:2], COMPRESS),
-    "indexer": (*STATES[2:], AttentionType.INDEXER_COMPRESS),
+    "compressor": (*COMPRESSOR_STATES, COMPRESS),
+    "indexer": (*INDEXER_STATES, AttentionType.INDEXER_COMPRESS),
 }
 
 
