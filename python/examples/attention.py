@@ -5,7 +5,7 @@ go straight to their slots, and every layer reads the selected ones where they l
 of records decodes twice, from pools of everything and from leases far smaller than the histories,
 while requests of different lengths come and go. All logits must be the same bits; those of BF16
 records must be near those of the stock model under its own cache and attention. Exits 1 if they are
-not. Without `--device cuda` Triton interprets, which takes minutes.
+not. Without `--device cuda` Triton interprets: two types of records, and it takes minutes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from sparse_kvcm.models import geometry_of
 PROMPT_LENGTHS = (401, 350, 20, 283, 317)  # one is as short as a lease
 ROWS = 3  # requests at a time
 PAGE = 64
-CALM = {"initializer_range": 0.1}  # at 0.2 rounding alone soon decodes other tokens
-TOLERANCE = 0.1  # see stock_agreement: where records are BF16
+CALM = {"initializer_range": 0.05}  # at 0.2 rounding alone soon decodes other tokens
+FIRST, TOLERANCE = 3, 0.05  # tokens that decode, and how far off stock logits half of them may be
 MIB = 1 << 20
 
 
@@ -60,7 +60,7 @@ class Glm5:
 
     name = "GLM-5"
     kinds = ("full", "full", "shared", "shared", "shared")  # two selection groups
-    kv_dtypes = ("bf16", "fp8", "fp8_ds_mla")
+    kv_dtypes = ("bf16", "fp8_ds_mla", "fp8", "nvfp4", "nvfp4_ds_mla")
     lease = f"{PAGE} + {PAGE} tokens"
 
     def build(self, implementation: str, device: str) -> Any:
@@ -101,12 +101,12 @@ class V4:
 
     name = "DeepSeek-V4"
     kinds = tuple(v4.SIZES["layer_types"])  # a window alone, and both ratios twice
-    kv_dtypes = ("bf16", "fp8_ds_mla")
+    kv_dtypes = ("bf16", "fp8_ds_mla", "fp8", "nvfp4")
     lease = "32 + 32 entries of 4 tokens"
 
     def build(self, implementation: str, device: str) -> Any:
         """Widths as in GLM-5, and sinks that weigh something."""
-        sizes = {"head_dim": 256, "partial_rotary_factor": 64 / 256, "index_head_dim": 64}
+        sizes = {"head_dim": 256, "partial_rotary_factor": 64 / 256, "index_head_dim": 96}
         layers: dict[str, Any] = {"layer_types": list(self.kinds)}
         layers["mlp_layer_types"] = ["hash_moe", *["moe"] * (len(self.kinds) - 1)]
         layers["num_hidden_layers"] = len(self.kinds)
@@ -165,7 +165,7 @@ class Run:
                 self.requests.append(one)
                 self.logits.append([])
             self.logits[known[0] if known else -1].append(row.float().cpu())
-        return logits.argmax(-1)
+        return logits.argmax(-1) if logits.ndim == 2 else int(logits.argmax())
 
 
 def decode(
@@ -227,15 +227,15 @@ def stock_agreement(stock: Any, run: Run) -> tuple[float, float]:
     float
         Share of tokens that are the stock model's likeliest.
     float
-        Median over requests: how far the logits of the first token that decodes are from the stock
-        model's, by the length of those. Later ones read what rounding has changed, where a token
-        near the edge of a selection, or an expert of a choice, may have changed sides.
+        Median over the first tokens that decode: how far their logits are from the stock model's,
+        by the length of those. Not the mean: a token near the edge of a selection, or an expert of
+        a choice, may change sides by rounding alone, and later tokens read what that has changed.
     """
     same, distances = [], []
     for length, tokens, logits in zip(PROMPT_LENGTHS, run.tokens, run.logits, strict=True):
         wanted, got = stock_logits(stock, length, tokens), torch.stack(logits)
         same += (wanted.argmax(-1) == got.argmax(-1)).tolist()
-        distances.append(float((wanted[1] - got[1]).norm() / wanted[1].norm()))
+        distances += ((wanted - got).norm(dim=-1) / wanted.norm(dim=-1))[1 : 1 + FIRST].tolist()
     return sum(same) / len(same), median(distances)
 
 
@@ -270,7 +270,8 @@ def main(arguments: list[str] | None = None) -> int:
     with Progress(console=console) as progress:
         for model in chosen:
             stock = model.build("eager", given.device)
-            for kv_dtype in model.kv_dtypes:
+            # The interpreter takes its time.
+            for kv_dtype in model.kv_dtypes[: 2 if given.device == "cpu" else None]:
                 what = (model, given.device, kv_dtype, given.new_tokens)
                 resident = decode(Run(), *what, False, progress)
                 offloaded = decode(Run(), *what, True, progress)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("script", "argument", "message"),
     [
-        ("demo", "nothing", 'there is no demo "nothing"; there are: disaggregated glm5'),
+        ("demo", "nothing", 'there is no demo "nothing"; there are: attention disaggregated glm5'),
         ("test", "--slow", "unknown option --slow; the only one is --fast"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_glm import torch
+import tiny_glm  # noqa: F401
 
 # isort: split
 import importlib
@@ -53,13 +53,13 @@ def test_demo_of_deepseek_v4_ends_with_identical_tokens(demo, device, capsys, mo
 
 @pytest.fixture
 def triton_demo(demo, device, monkeypatch):
-    """Two requests, BF16 records alone."""
+    """Two requests, BF16 records alone. A token of two may be one that rounding moves far."""
     pytest.importorskip("triton")
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton is compiled here")
     module = importlib.import_module("attention")
     monkeypatch.setattr(module, "PROMPT_LENGTHS", (290, 20))
-    monkeypatch.setattr(module, "CALM", {"initializer_range": 0.05})
+    monkeypatch.setattr(module, "TOLERANCE", 0.5)
     for model in module.MODELS.values():
         monkeypatch.setattr(model, "kv_dtypes", ("bf16",))
         monkeypatch.setattr(model, "kinds", model.kinds[:3])
@@ -73,11 +73,10 @@ def test_demo_of_the_triton_attention_ends_with_identical_tokens(triton_demo, de
 
 def test_demo_of_the_triton_attention_names_what_differs(triton_demo, device, capsys, monkeypatch):
     absorbed = importlib.import_module("sparse_kvcm.integrations.transformers.absorbed")
-    decode, outputs = absorbed.sparse_mla_decode, []
+    decode = absorbed.sparse_mla_decode
 
     def wrong(*args, **options):
-        outputs.append(decode(*args, **options)[0])
-        return torch.zeros_like(outputs[-1]), None
+        return decode(*args, **options)[0] * -8, None
 
     monkeypatch.setattr(absorbed, "sparse_mla_decode", wrong)
     assert triton_demo.main(["--new-tokens", "2", "--device", device, "--model", "glm5"]) == 1
