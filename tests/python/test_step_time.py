@@ -78,6 +78,16 @@ def test_a_longer_batch_takes_longer_in_every_part() -> None:
     assert all(few[part] < many[part] for part in few)
 
 
+def test_a_slower_link_takes_longer_for_rows_of_any_length() -> None:
+    for size in (512, 2304):
+        times = [
+            Step(GLM, 100, 32_768, 8, 200.0, (size,) * 21, link).parts_ms()["fetch"]
+            for link in (1.0, 10.0, 20.0)
+        ]
+        assert times == sorted(times, reverse=True)
+        assert times[0] > 1.9 * times[2]
+
+
 def test_a_model_of_unknown_sizes_has_the_parts_of_offload_alone() -> None:
     unknown = replace(GLM, compute=None)
     assert set(Step(unknown, 1, 4096, 1, 1.0, (2304,) * 21).parts_ms()) == {"cache", "fetch"}

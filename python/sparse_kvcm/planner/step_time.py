@@ -23,8 +23,8 @@ from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, ModelCompute, Mo
 
 Costs = Mapping[str, tuple[float, ...]]  # part -> milliseconds of each of its sums
 
-# Host rows from here on are bound by the link, shorter ones by how many rows a second it takes.
-LONG_ROW_BYTES = 1024
+# Host rows are short if a copy would move more of them in a second: how many are read binds then.
+SHORT_ROWS_PER_S = 54e6
 MULTIPROCESSORS = 132
 
 # One H200, PCIe Gen5 x16: benchmarks/results/h200/decode_slice.json, GLM-5.2 of 4,000 to 131,072
@@ -101,8 +101,9 @@ class Step:
 
     def _offload_sums(self) -> dict[str, tuple[float, ...]]:
         groups, missed = len(self.geometry.groups), self.batch * self.misses
-        long = sum(size for size in self.row_bytes if size >= LONG_ROW_BYTES)
-        short = sum(size < LONG_ROW_BYTES for size in self.row_bytes)
+        least = self.link_gb_s * 1e9 / SHORT_ROWS_PER_S
+        long = sum(size for size in self.row_bytes if size >= least)
+        short = sum(size < least for size in self.row_bytes)
         return {
             "cache": (groups, groups * self.batch / 1e3),
             "fetch": (groups, missed * long / self.link_gb_s / 1e6, missed * short / 1e6),
