@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from run_bench import COLUMNS, cell, check_writable, commit, device_name, print_table
@@ -41,8 +43,7 @@ from sparse_kvcm.attention.mla_tuning import Tuning, tuning_of
 from sparse_kvcm.attention.sparse_mla import KeyPart, sparse_mla_decode, workspace_bytes
 from sparse_kvcm.deepseek_v4.codecs import encode_entries
 from sparse_kvcm.dsa.codecs import encode_latents
-from sparse_kvcm.models import KvDtype, load_geometry
-from sparse_kvcm.models._dtypes import window_dtype
+from sparse_kvcm.models import KvDtype, load_geometry, window_dtype
 
 DEVICE = "cuda"
 PAGE = 64  # units
@@ -96,6 +97,8 @@ CASES = {
     "glm_fp8_b32": Case(GLM, "fp8", 32, 64, 2048),
     "glm_bf16": Case(GLM, "bf16", 151, 64, 2048),
     "glm_656": Case(GLM, "fp8_ds_mla", 151, 64, 2048),
+    "glm_nvfp4": Case(GLM, "nvfp4", 151, 64, 2048),
+    "glm_352": Case(GLM, "nvfp4_ds_mla", 151, 64, 2048),
     "glm_fp8_h16": Case(GLM, "fp8", 151, 16, 2048),
     "v32_656": Case(V32, "fp8_ds_mla", 64, 128, 2048),
     "v4": Case(FLASH, "fp8_ds_mla", 256, 64, 512),
@@ -103,6 +106,7 @@ CASES = {
     "v4_b1500": Case(FLASH, "fp8_ds_mla", 1500, 64, 512),
     "v4_bf16": Case(FLASH, "bf16", 256, 64, 512),
     "v4_fp8": Case(FLASH, "fp8", 256, 64, 512),
+    "v4_nvfp4": Case(FLASH, "nvfp4", 256, 64, 512),
 }
 ROWS = {"glm": (151, 2048, False, 6.0), "v4": (1500, 512, True, 8.0)}
 
@@ -170,6 +174,7 @@ class Launches:
             )  # fmt: skip
 
         self.sets = sets
+        self.kept = q, sinks, buffers  # a graph owns nothing, and captures free memory
         self.graph = graph_of(lambda: [launch(number) for number in range(sets)])
 
     def us(self) -> float:
@@ -318,7 +323,9 @@ def main() -> int:
     torch.manual_seed(0)
     limit = copy_gb_per_s()
     records = [record("copy", "device_2GiB", limit, "GB/s", None)]
-    for bench, name in (one.split("/") for one in wanted):
+    for bench, name in track(
+        [one.split("/") for one in wanted], "cases", console=Console(stderr=True)
+    ):
         if bench == "mla":
             records += tune(name) if arguments.tune else measure(name, limit)
         elif not arguments.tune:

@@ -1,4 +1,4 @@
-"""`python -m accuracy`."""
+"""`python -m benchmarks.accuracy`."""
 
 import sys
 

@@ -8,7 +8,7 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, help="expert parallel (default: 2)")
     parser.add_argument("--warm-up", type=int, default=32, help="steps (default: 32)")
     parser.add_argument("--steps", type=int, default=48, help="timed steps (default: 48)")
+    turns = "measure both modes in turns, so often; the middle one counts (default: 1)"
+    parser.add_argument("--turns", type=int, default=1, help=turns)
     parser.add_argument("--fit-lease", action="store_true", help="requests as long as a lease")
     parser.add_argument(
         "--check",
@@ -80,6 +82,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         for one in getattr(options, flag[2:]).split(","):
             if one not in names:
                 parser.error(f"{flag} must be of {', '.join(names)}, got {one!r}")
+    if options.turns < 1:
+        parser.error(f"--turns must be at least 1, got {options.turns}")
     if options.plot and not options.json:
         parser.error("--plot needs --json")
     return options
@@ -180,6 +184,28 @@ def about(model: SliceModel, cache: SliceCache, options: argparse.Namespace) -> 
     }
 
 
+@dataclass(frozen=True)
+class Point:
+    """One record of a sweep."""
+
+    cache: SliceCache
+    overlap: Overlap
+    batch: int
+
+
+def points_of(model: SliceModel, mode: Mode, run: Run, options: argparse.Namespace) -> list[Point]:
+    """What is measured of one side, over one cache."""
+    batches = batches_of(options, most := capacity(model, mode, run, options))
+    print(f"{mode}: the budget holds {most} requests; batches {batches}", flush=True)
+    if not batches:
+        return []
+    begin, seq_len = time.perf_counter(), run.prompt + options.output
+    cache = SliceCache(model, mode, max(batches), seq_len, options.factor, options.device)
+    print(f"{mode}: memory in {time.perf_counter() - begin:.1f} s", flush=True)
+    overlaps = options.overlap.split(",") if mode == "offloaded" else ["none"]
+    return [Point(cache, overlap, batch) for overlap in overlaps for batch in batches]
+
+
 def sweep(
     model: SliceModel,
     weights: Weights,
@@ -187,37 +213,47 @@ def sweep(
     options: argparse.Namespace,
     link: float | None,
 ) -> None:
-    """Measure all points, each written down as it is done."""
-    gpu = options.device != "cpu"
-    for mode in options.modes.split(","):
-        most = capacity(model, mode, run, options)
-        batches = batches_of(options, most)
-        print(f"{mode}: the budget holds {most} requests; batches {batches}", flush=True)
-        if not batches:
-            continue
-        begin = time.perf_counter()
-        cache = SliceCache(
-            model, mode, max(batches), run.prompt + options.output, options.factor, options.device
-        )
-        print(f"{mode}: memory in {time.perf_counter() - begin:.1f} s", flush=True)
-        overlaps = options.overlap.split(",") if mode == "offloaded" else ["none"]
-        for overlap in overlaps:
-            for batch in batches:
-                begin = time.perf_counter()
-                one = replace(run, overlap=overlap)
-                record = about(model, cache, options)
-                record |= {"prompt": run.prompt, "overlap": overlap, "trace": run.trace}
-                record |= {"link_gb_s": link} | measure.run_point(cache, weights, batch, one)
-                if link and overlap == "none" and "fetch_gb_s" in record:
-                    record["link_share"] = record["fetch_gb_s"] / link
-                if options.json:
-                    report.merge(options.json, [record])
-                report.show([record])
-                spent = (f"{what} {took:.1f}" for what, took in record["seconds"].items())
-                print(f"{time.perf_counter() - begin:.1f} s: {', '.join(spent)}", flush=True)
-                if gpu:
-                    torch.cuda.empty_cache()
-        del cache
+    """Measure all points, each written down as it is done; in turns, those of one batch."""
+    modes = options.modes.split(",")
+    for together in [modes] if options.turns > 1 else [[mode] for mode in modes]:
+        points = [one for mode in together for one in points_of(model, mode, run, options)]
+        alike = [[one] for one in points]
+        if options.turns > 1:
+            batches = sorted({one.batch for one in points})
+            alike = [[one for one in points if one.batch == batch] for batch in batches]
+        for group in alike:
+            turns = [
+                [measured(model, weights, run, options, link, one) for one in group]
+                for _ in range(options.turns)
+            ]
+            records = [report.middle(of_point) for of_point in zip(*turns, strict=True)]
+            if options.json:
+                report.merge(options.json, records)
+            report.show(records)
+
+
+def measured(
+    model: SliceModel,
+    weights: Weights,
+    run: Run,
+    options: argparse.Namespace,
+    link: float | None,
+    point: Point,
+) -> dict[str, Any]:
+    """The record of a point."""
+    begin = time.perf_counter()
+    record = about(model, point.cache, options)
+    record |= {"prompt": run.prompt, "overlap": point.overlap, "trace": run.trace}
+    one = replace(run, overlap=point.overlap)
+    record |= {"link_gb_s": link} | measure.run_point(point.cache, weights, point.batch, one)
+    if link and point.overlap == "none" and "fetch_gb_s" in record:
+        record["link_share"] = record["fetch_gb_s"] / link
+    spent = ", ".join(f"{what} {took:.1f}" for what, took in record["seconds"].items())
+    print(f"{point.cache.mode} {point.overlap}, {point.batch} requests: "
+          f"{time.perf_counter() - begin:.1f} s: {spent}", flush=True)  # fmt: skip
+    if options.device != "cpu":
+        torch.cuda.empty_cache()
+    return record
 
 
 class Session:

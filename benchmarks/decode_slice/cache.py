@@ -160,7 +160,9 @@ class SliceCache:
             self.tokens.append(tokens)
 
     def release(self) -> None:
-        """End all requests."""
+        """End all requests, and a step that failed."""
+        if self.batch.step_open:
+            self.batch.abort_step(self.stream)
         for cache in self._caches:
             cache.close()
         self._caches, self.rows, self.tokens = [], [], []
@@ -205,7 +207,7 @@ class SliceCache:
         geometry, tokens = self.model.geometry, self.model.tokens_per_block
         units = self.model.units_per_page
         for group in geometry.groups:
-            storage_layer = geometry.num_layers + group[0]
+            storage_layer = geometry.index_layer_of(group[0])
             buffer = self._dense(storage_layer, geometry.index_role, units)
             self.index_keys[group[0]] = buffer
             self._fill_pages(buffer, keys=True)

@@ -246,8 +246,6 @@ def run_point(cache: SliceCache, weights: Weights, n: int, run: Run) -> dict[str
     try:
         return Point(cache, weights, n, run).measure()
     finally:
-        if cache.batch.step_open:
-            cache.batch.abort_step(cache.stream)
         cache.release()
 
 
@@ -271,8 +269,6 @@ def attention_outputs(
             kept.append([torch.cat(parts) for parts in point.forward.kept])
         cache.check()
     finally:
-        if cache.batch.step_open:
-            cache.batch.abort_step(cache.stream)
         cache.release()
     return kept
 

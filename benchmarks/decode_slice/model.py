@@ -161,8 +161,15 @@ def _sizes(geometry: Geometry) -> dict[str, int]:
     return asdict(geometry.compute)
 
 
-# The budget of GLM-5.2 is what a published GB300 has for 29
-# resident requests of 32,928 tokens; DeepSeek-V3.2 gets the same. That of V4 Flash holds 633.
+# Preset, usual layers, budget, trace and page. The budget of GLM-5.2 is what a published GB300 has
+# for 29 resident requests of 32,928 tokens; DeepSeek-V3.2 gets the same. V4 Flash's holds 633.
+_SLICES = {
+    "glm-5.2": ("glm-5.2", 8, 45_600_000_000, "glm51", 64),
+    "v32": ("deepseek-v3.2", 8, 45_600_000_000, "v32_mid", 64),
+    "v4-flash": ("deepseek-v4-flash", 12, 87_500_000_000, "glm51", 256),
+}
+
+
 def make_slice(name: str, layers: int | None = None) -> SliceModel:
     """A slice of `layers` layers (None: the usual number), or a tiny model.
 
@@ -173,27 +180,13 @@ def make_slice(name: str, layers: int | None = None) -> SliceModel:
     """
     if name in ("tiny", "tiny-v4"):
         return _tiny(name)
-    if name == "glm-5.2":
-        whole = load_geometry("glm-5.2")
-        assert isinstance(whole, DsaGeometry)
-        return SliceModel(
-            name, _dsa_slice(whole, layers or 8), whole.num_layers, 45_600_000_000, "glm51", 64,
-            **_sizes(whole),
-        )  # fmt: skip
-    if name == "v32":
-        whole = load_geometry("deepseek-v3.2")
-        assert isinstance(whole, DsaGeometry)
-        return SliceModel(
-            name, _dsa_slice(whole, layers or 8), whole.num_layers, 45_600_000_000, "v32_mid", 64,
-            **_sizes(whole),
-        )  # fmt: skip
-    if name == "v4-flash":
-        flash = load_geometry("deepseek-v4-flash")
-        assert isinstance(flash, DeepSeekV4Geometry)
-        return SliceModel(
-            name, _v4_slice(flash, layers or 12), flash.num_layers, 87_500_000_000, "glm51", 256,
-            **_sizes(flash),
-        )  # fmt: skip
-    raise InvalidArgument(
-        f"[make_slice] model must be one of glm-5.2, v32, v4-flash, tiny, tiny-v4, got {name!r}"
-    )
+    if name not in _SLICES:
+        raise InvalidArgument(
+            f"[make_slice] model must be one of {', '.join(_SLICES)}, tiny, tiny-v4, got {name!r}"
+        )
+    preset, usual, budget, trace, page = _SLICES[name]
+    whole, count = load_geometry(preset), layers or usual
+    assert isinstance(whole, Geometry)
+    is_v4 = isinstance(whole, DeepSeekV4Geometry)
+    part = _v4_slice(whole, count) if is_v4 else _dsa_slice(whole, count)
+    return SliceModel(name, part, whole.num_layers, budget, trace, page, **_sizes(whole))

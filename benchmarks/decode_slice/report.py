@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,14 @@ def merge(path: Path, records: Iterable[Record]) -> list[Record]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"peaks": peaks(merged), "runs": merged}, indent=1) + "\n")
     return merged
+
+
+def middle(turns: Sequence[Record]) -> Record:
+    """The record whose step is the median of several of one point, with the steps of all."""
+    steps = [one["step_ms"] for one in turns]
+    if len(turns) == 1:
+        return turns[0]
+    return {**sorted(turns, key=lambda one: one["step_ms"])[len(turns) // 2], "turns_ms": steps}
 
 
 def key_of(record: Record) -> tuple[Any, ...]:

@@ -36,8 +36,12 @@ SWEEPS: dict[str, tuple[str, ...]] = {
         f"{_V32} --modes offloaded --batches 1,16,64,max",
         f"{_V32} --modes offloaded --batches 64,max --overlap side",
     ),
-    # Requests as long as a lease; 20 s.
-    "lease": (f"{_GLM} --fit-lease --batches 1,8,32",),
+    # Where both sides should be alike: requests as long as a lease, and one request; 60 s. In
+    # turns, since a GPU's clock wanders by more than they differ.
+    "lease": (
+        f"{_GLM} --fit-lease --batches 1,8,32 --turns 5",
+        f"{_GLM} --batches 1 --turns 5",
+    ),
     # What else could hide a fetch, checked first; 60 s.
     "overlap": (f"{_GLM} --modes offloaded --batches 64,max --overlap side,hits,halves --check",),
     # All of it on a CPU.

@@ -210,7 +210,8 @@ units_per_page : int
 Raises
 ------
 InvalidArgument
-    For a bad group, an array or offset that does not fit, or units that are not reserved.
+    For a bad group, an array or offset that does not fit, or units that are not reserved or have
+    been written.
 InvalidState
     If CLOSED or not receiving.)";
 
@@ -243,7 +244,7 @@ void bind_receiving(nb::class_<KvCache>& cache) {
           arg("stream") = 0, nb::sig("def commit_history(self, stream: int = 0) -> None"),
           "Move the watermark behind all reserved units; the newest are loaded into the window of "
           "the lease, if there is one.\n\n"
-          "Raises InvalidState unless each unit of each group was written once.")
+          "Raises InvalidState unless each unit of each group has been written.")
       .def_prop_ro("is_receiving", &KvCache::is_receiving,
                    nb::for_getter(nb::call_guard<nb::gil_scoped_release>()),
                    "Between `reserve_history` and `commit_history`.");

@@ -11,8 +11,51 @@ import torch
 import v4
 from transformers import DynamicCache, PreTrainedModel
 
+from sparse_kvcm.config import WorkerConfig
+from sparse_kvcm.factory import create_deepseek_v4_manager, create_dsa_manager
 from sparse_kvcm.integrations.transformers import IMPLEMENTATION, StepDriver
 from sparse_kvcm.integrations.transformers.deepseek_v4 import V4StepDriver
+from sparse_kvcm.models import geometry_of
+from sparse_kvcm.sizing import HostMemory, HostTerm, Machine, Ranks
+
+DEVICE_BUDGET = 64 << 20
+HOST_BYTES = 64 << 20
+
+
+def worker_config(
+    algorithm: str, requests: int, longest: int, page: int, staging: int
+) -> WorkerConfig:
+    """Of a decode rank."""
+    offload = {"gpu_cache_factor": 3, "host_history_size": HOST_BYTES}
+    return WorkerConfig.model_validate(
+        {
+            "sparse_attention_config": {
+                "algorithm": algorithm,
+                "enable_kv_cache_offload": True,
+                "kv_cache_offload_config": offload,
+            },
+            "kv_cache_config": {
+                "max_batch_size": requests,
+                "max_seq_len": longest,
+                "tokens_per_block": page,
+                "index_dtype": "bf16",
+                "max_util_for_resume": 1.0,
+            },
+            "cache_transceiver_config": {"backend": "nixl", "staging_slots": staging},
+            "generation_only": True,
+        }
+    )
+
+
+def machine(model: PreTrainedModel, rank: int) -> Machine:
+    """What a rank finds: the first has the least device memory, the second the least of a host."""
+    gpu = model.device if model.device.type == "cuda" else None
+    return Machine(
+        DEVICE_BUDGET + (rank << 22),
+        device=str(model.device),
+        compute_capability=torch.cuda.get_device_capability(gpu) if gpu else None,
+        host=HostMemory({HostTerm.AVAILABLE: 20 * HOST_BYTES - (rank << 25)}),
+    )
 
 
 class Glm5:
@@ -28,6 +71,14 @@ class Glm5:
     def make_manager(self, model: PreTrainedModel, longest: int, *, resident: bool) -> Any:
         """For as many requests as there are."""
         return glm5.make_manager(model, len(self.lengths), longest, resident)
+
+    def size_manager(
+        self, model: PreTrainedModel, longest: int, staging: int, rank: int, ranks: Ranks
+    ) -> Any:
+        """An offloading one, with what all ranks can have. Each finds other memory."""
+        config = worker_config("dsa", len(self.lengths), longest, glm5.PAGE, staging)
+        geometry = geometry_of(model.config.to_dict(), "demo")
+        return create_dsa_manager(geometry, config, machine(model, rank), ranks)
 
     def make_driver(self, model: PreTrainedModel, manager: Any) -> StepDriver:
         """On a manager."""
@@ -66,6 +117,14 @@ class V4:
     def make_manager(self, model: PreTrainedModel, longest: int, *, resident: bool) -> Any:
         """For as many requests as there are."""
         return v4.make_manager(model, longest, resident)
+
+    def size_manager(
+        self, model: PreTrainedModel, longest: int, staging: int, rank: int, ranks: Ranks
+    ) -> Any:
+        """An offloading one, with what all ranks can have. Each finds other memory."""
+        config = worker_config("deepseek_v4", len(self.lengths), longest, 128, staging)
+        geometry = geometry_of(model.config.to_dict(), "demo")
+        return create_deepseek_v4_manager(geometry, config, machine(model, rank), ranks)
 
     def make_driver(self, model: PreTrainedModel, manager: Any) -> V4StepDriver:
         """On a manager."""

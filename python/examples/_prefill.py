@@ -16,11 +16,31 @@ import torch
 from _models import MODELS
 from v4 import prompt
 
+from sparse_kvcm.transfer.bounce import Bounce
+from sparse_kvcm.transfer.nixl import NixlTransport
 from sparse_kvcm.transfer.sender import Sender
 from sparse_kvcm.transfer.source import ResidentSource
 from sparse_kvcm.transfer.transport import Transport
 
 NAME = "prefill"
+BOUNCE_BYTES = 32 << 20
+BOUNCE_MIN_BYTES = 4096  # tiny models have tiny pages
+
+
+def make_bounce(device: str) -> Bounce | None:
+    """Where small pages between GPUs go together."""
+    if device == "cpu":
+        return None
+    index = torch.device(device).index or 0
+    return Bounce.on_gpu(index, BOUNCE_BYTES, min_bytes=BOUNCE_MIN_BYTES)
+
+
+def make_nixl(name: str, device: str) -> NixlTransport:
+    """A NIXL agent. UCX looks for GPUs when it is made, and wants a CUDA context then."""
+    if device != "cpu":
+        torch.cuda.set_device(torch.device(device).index or 0)
+        torch.zeros(1, device=device)
+    return NixlTransport(name)
 
 
 class Prefill:
@@ -37,7 +57,7 @@ class Prefill:
         self._manager = model.make_manager(stock, max(lengths) + 2, resident=True)
         self._driver = model.make_driver(stock, self._manager)
         self._source = ResidentSource(self._manager)
-        self._sender = Sender(transport, self._source.table)
+        self._sender = Sender(transport, self._source.table, bounce=make_bounce(device))
         self._sent: dict[str, Any] = {}
         self._device = device
 
@@ -104,11 +124,11 @@ class Inline:
 class Process:
     """A prefill worker in a process of its own, over NIXL."""
 
-    def __init__(self, kind: str, lengths: Sequence[int], device: str) -> None:
+    def __init__(self, kind: str, lengths: Sequence[int], device: str, num_peers: int = 1) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(kind, tuple(lengths), device, theirs), daemon=True
+            target=serve, args=(kind, tuple(lengths), device, num_peers, theirs), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -137,14 +157,13 @@ class Process:
             self._process.join()
 
 
-def serve(kind: str, lengths: Sequence[int], device: str, pipe: Connection) -> None:
+def serve(kind: str, lengths: Sequence[int], device: str, num_peers: int, pipe: Connection) -> None:
     """Be a prefill worker until the pipe ends."""
-    from sparse_kvcm.transfer.nixl import NixlTransport
-
-    prefill = Prefill(kind, lengths, device, NixlTransport(NAME))
+    prefill = Prefill(kind, lengths, device, make_nixl(NAME, device))
     try:
         pipe.send(prefill.card())
-        prefill.meet(pipe.recv())
+        for _ in range(num_peers):
+            prefill.meet(pipe.recv())
         for index in range(len(lengths)):
             pipe.send((index, prefill.compute(index)))
             prefill.progress()

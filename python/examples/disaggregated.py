@@ -6,7 +6,8 @@ history by way of staging and everything else in its pools, and decodes several 
 each from the step on in which it arrived. Then one stock process decodes the same, and every token
 is compared. Exits 1 if one differs.
 
-Without NIXL both workers share one process and an in-process transport, which is said.
+Without NIXL both workers share one process and an in-process transport, which is said. With
+`--decode-ranks` several decode workers share the requests of one prefill.
 """
 
 from __future__ import annotations
@@ -15,101 +16,24 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
+from _decode import STAGING_SLOTS, Decode, Outcome
 from _models import MODELS
-from _prefill import NAME, Inline, Process
+from _prefill import NAME, Inline, Process, make_nixl
+from _ranks import DecodeRanks
 from glm5 import console, fault_of
 from rich.progress import Progress
 
-from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse
 from sparse_kvcm.transfer.copier import CudaCopier
 from sparse_kvcm.transfer.in_process import InProcessTransport, Network
-from sparse_kvcm.transfer.nixl import INSTALL, NixlTransport, load
-from sparse_kvcm.transfer.receiver import Receiver
-from sparse_kvcm.transfer.target import OffloadTarget
+from sparse_kvcm.transfer.nixl import INSTALL, load
 from sparse_kvcm.transfer.transport import Route
 
-STAGING_SLOTS = 6
-SLICE_PAGES = 2
-
-
-@dataclass
-class Outcome:
-    """What a decode worker did.
-
-    Attributes
-    ----------
-    tokens : dict of int to list of int
-        By request.
-    batches : list of list of int
-        Requests of each step, in their order.
-    """
-
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    batches: list[list[int]] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-
-class Decode:
-    """A decode worker: receives requests and decodes those that are there."""
-
-    def __init__(self, model: Any, device: str, transport: Any, new_tokens: int) -> None:
-        stock = model.build(device)
-        longest = max(model.lengths) + new_tokens
-        self.manager = model.make_manager(stock, longest, resident=False)
-        self.driver = model.make_driver(stock, self.manager)
-        self.receiver = Receiver(
-            transport,
-            OffloadTarget(self.manager, STAGING_SLOTS),
-            options=ReceiverOptions(slice_pages=SLICE_PAGES),
-        )
-        self.lengths: Sequence[int] = model.lengths
-        self.new_tokens = new_tokens
-
-    def run(self, prefill: Inline | Process, progress: Progress) -> Outcome:
-        """Ask for all requests, and decode until each has its tokens or has failed."""
-        outcome, first, arrived = Outcome(), dict[int, int](), set[int]()
-        received = progress.add_task("received", total=len(self.lengths))
-        decoded = progress.add_task("decoded", total=len(self.lengths) * self.new_tokens)
-        self.receiver.add_peer(prefill.card)
-        prefill.meet(self.receiver.card())
-        for index, length in enumerate(self.lengths):
-            self.receiver.request(NAME, str(index), index, length, length + self.new_tokens)
-        requests: dict[Any, int] = {}
-        while len(outcome.tokens) + len(outcome.faults) < len(self.lengths):
-            try:
-                first.update(prefill.tokens())
-            except (EOFError, OSError):
-                self.receiver.remove_peer(NAME, "its process has ended")
-            for one in self.receiver.poll():
-                progress.advance(received)
-                if one.reason:
-                    outcome.faults.append(f"request {one.request_id}: {one.reason}")
-                else:
-                    arrived.add(one.key)
-            for index in sorted(arrived & first.keys()):
-                arrived.discard(index)
-                request = self.driver.adopt(index, first[index], self.new_tokens)
-                requests[request] = index
-                progress.advance(decoded)
-            come = len(requests) + len(outcome.tokens) + len(outcome.faults)
-            is_first = not outcome.batches and len(requests) < 2 and come < len(self.lengths)
-            stepped = {} if is_first else self.driver.step()  # the first step waits for a second
-            if stepped:
-                outcome.batches.append([requests[one] for one in stepped])
-                progress.advance(decoded, len(stepped))
-            else:
-                time.sleep(0.0002)
-            for request in [one for one in requests if len(one.tokens) == self.new_tokens]:
-                outcome.tokens[requests.pop(request)] = request.tokens
-        if self.receiver.use != ReceiverUse():
-            outcome.faults.append(f"not all has come back: {self.receiver.use}")
-        return outcome
+GPU_ROUTES = {("VRAM", "VRAM"), ("VRAM", "DRAM")}  # index keys and windows; history
+MAX_RANKS = 16
 
 
 def make_workers(
@@ -118,7 +42,7 @@ def make_workers(
     """Both workers."""
     if transport == "nixl":
         prefill = Process(kind, model.lengths, device)
-        return Decode(model, device, NixlTransport("decode"), new_tokens), prefill
+        return Decode(model, device, make_nixl("decode", device), new_tokens), prefill
     network = Network()
     if device != "cpu":
         index = torch.device(device).index or 0
@@ -132,7 +56,38 @@ def make_workers(
     return Decode(model, device, InProcessTransport(network, "decode"), new_tokens), inline
 
 
-def run(kind: str, device: str, new_tokens: int, transport: str) -> list[str]:
+def run_one(
+    kind: str, model: Any, device: str, new_tokens: int, transport: str, progress: Progress
+) -> Outcome:
+    """One decode worker, in this process."""
+    decode, prefill = make_workers(kind, model, device, new_tokens, transport)
+    try:
+        return decode.run(prefill, progress)
+    finally:
+        decode.receiver.close(0)
+        prefill.close()
+        decode.driver.close()
+
+
+def run_ranks(
+    kind: str, model: Any, device: str, new_tokens: int, num_ranks: int, progress: Progress
+) -> Outcome:
+    """Several decode workers, each in a process of its own."""
+    workers = DecodeRanks(kind, model.lengths, device, num_ranks, new_tokens)
+    try:
+        outcome = workers.run(progress)
+    finally:
+        workers.close()
+    if workers.sizes:
+        batch, quota, pages = workers.sizes[min(workers.sizes)]
+        console.print(
+            f"{num_ranks} ranks on {', '.join(workers.devices)} agreed over {workers.backend}: "
+            f"{batch} requests, pools of {quota:,} bytes, {pages:,} host pages each"
+        )
+    return outcome
+
+
+def run(kind: str, device: str, new_tokens: int, transport: str, num_ranks: int = 1) -> list[str]:
     """One model; what was wrong."""
     model = MODELS[kind]()
     console.print(
@@ -140,23 +95,22 @@ def run(kind: str, device: str, new_tokens: int, transport: str) -> list[str]:
         f"{STAGING_SLOTS} slots of staging"
     )
     with Progress(console=console) as progress:
-        decode, prefill = make_workers(kind, model, device, new_tokens, transport)
-        try:
-            outcome = decode.run(prefill, progress)
-        finally:
-            decode.receiver.close(0)
-            prefill.close()
-            decode.driver.close()
+        if num_ranks > 1:
+            outcome = run_ranks(kind, model, device, new_tokens, num_ranks, progress)
+        else:
+            outcome = run_one(kind, model, device, new_tokens, transport, progress)
         task = progress.add_task("stock", total=1)
         wanted = model.stock(device, new_tokens, outcome.batches)
         progress.advance(task)
     joined = max((len(batch) for batch in outcome.batches), default=0)
     moved = ", ".join(
         f"{source} -> {target} {size / 1024:,.0f} KiB"
-        for (source, target), size in sorted(decode.receiver.num_bytes.items())
+        for (source, target), size in sorted(outcome.moved.items())
     )
     console.print(f"{moved}; {len(outcome.batches)} steps of up to {joined} requests")
     faults = [f"{model.title}: {fault}" for fault in outcome.faults]
+    if device != "cpu" and not faults and set(outcome.moved) != GPU_ROUTES:
+        faults.append(f"{model.title}: routes must be {GPU_ROUTES}, got {set(outcome.moved)}")
     if joined < 2 and not faults:
         faults.append(f"{model.title}: decode was not concurrent")
     for index, tokens in outcome.tokens.items():
@@ -191,25 +145,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:<index>")
     parser.add_argument("--model", choices=list(MODELS), help="one of them (default: all)")
     parser.add_argument("--transport", choices=["nixl", "in_process"], help="(default: NIXL)")
+    parser.add_argument("--decode-ranks", type=int, default=1, help="with attention DP; takes NIXL")
     options = parser.parse_args(arguments)
     if options.new_tokens < 2:
         parser.error(f"--new-tokens must be >= 2, got {options.new_tokens}")
+    if not 1 <= options.decode_ranks <= MAX_RANKS:
+        parser.error(f"--decode-ranks must be in [1, {MAX_RANKS}], got {options.decode_ranks}")
     if fault := fault_of(options.device):
         parser.error(fault)
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-    if options.device == "cpu":
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # both workers are on this machine
+    os.environ.setdefault("UCX_NET_DEVICES", "lo")  # all workers are on this machine
     torch.set_num_threads(1)  # more threads only wait for each other at this size
     transport = choose_transport(options.transport)
+    ranks = options.decode_ranks
+    if ranks > 1 and transport != "nixl":
+        console.print("skipped: decode ranks are processes, which meet over NIXL alone")
+        return 0
     begin = time.perf_counter()
     console.print(
         f"transformers {transformers.__version__}, {transport} transport, "
-        f"{'two processes' if transport == 'nixl' else 'one process'}, on {options.device}"
+        f"{1 + ranks if transport == 'nixl' else 'one'} process{'es' * (transport == 'nixl')}, "
+        f"on {options.device}"
     )
     kinds = [options.model] if options.model else list(MODELS)
     faults = []
     for kind in kinds:
-        faults += run(kind, options.device, options.new_tokens, transport)
+        faults += run(kind, options.device, options.new_tokens, transport, ranks)
     console.print(f"{time.perf_counter() - begin:.1f} s")
     for fault in faults:
         console.print(fault)

@@ -30,6 +30,7 @@ from sparse_kvcm.models import (
     DsaGeometry,
     ModelGeometry,
     geometry_of,
+    load_config,
     load_geometry,
 )
 from sparse_kvcm.sizing import Machine, Ranks, SingleRank, WorkerSizing, on_every_rank
@@ -88,7 +89,7 @@ def create_dsa_manager(
 
     def choose_dsa(features: ManagerFeatures) -> int:
         choice = config.kv_cache_config.use_kv_cache_manager_v2
-        return choose_version(choice, _architecture(model), features)
+        return choose_version(choice, _architecture("create_dsa_manager", model), features)
 
     start = _start("create_dsa_manager", DsaGeometry, model, config, machine, ranks, choose_dsa)
     sized = dsa_config(start.config, start.geometry, start.sizing)
@@ -134,14 +135,7 @@ def create_deepseek_v4_manager(
     """
 
     def choose(features: ManagerFeatures) -> int:
-        kv = config.kv_cache_config
-        if kv.host_cache_size is not None and not config.offloads:
-            raise InvalidArgument(
-                "[create_deepseek_v4_manager] kv_cache_config.host_cache_size must be None without "
-                "enable_kv_cache_offload: pages of suspended requests stay on the GPU, got "
-                f"{kv.host_cache_size}"
-            )
-        return choose_v4_version(kv.use_kv_cache_manager_v2, features)
+        return choose_v4_version(config.kv_cache_config.use_kv_cache_manager_v2, features)
 
     start = _start(
         "create_deepseek_v4_manager", DeepSeekV4Geometry, model, config, machine, ranks, choose
@@ -152,9 +146,7 @@ def create_deepseek_v4_manager(
 
 def dsa_config(config: WorkerConfig, geometry: DsaGeometry, sizing: WorkerSizing) -> DsaCacheConfig:
     """What a DSA manager with these sizes is made from."""
-    fields = _cache_fields(config, sizing)
-    cold_quota = 0 if fields["offload"] else config.kv_cache_config.host_cache_size or 0
-    return DsaCacheConfig(geometry, **fields, cold_quota=cold_quota)
+    return DsaCacheConfig(geometry, **_cache_fields(config, sizing))
 
 
 def deepseek_v4_config(
@@ -196,17 +188,28 @@ def _start(
     `choose` resolves ``use_kv_cache_manager_v2`` or refuses what the worker wants.
     """
     ranks = SingleRank() if ranks is None else ranks
-    features = _features(config)
 
-    def refuse() -> tuple[Geometry, int]:
+    def refuse() -> tuple[Geometry, int, ManagerFeatures]:
+        kinds = (("config", config, WorkerConfig), ("machine", machine, Machine))
+        for name, value, wanted in kinds:
+            if not isinstance(value, wanted):
+                raise InvalidArgument(
+                    f"[{function}] {name} must be a {wanted.__name__}, got {value!r:.40}"
+                )
         if config.num_batches != 1:
             raise InvalidArgument(
                 f"[{function}] num_batches must be 1: a manager of this kind has one step open at "
                 f"a time, got {config.num_batches}"
             )
-        return _geometry(function, kind, model), choose(features)
+        if config.max_draft_len != 0:
+            raise InvalidArgument(
+                f"[{function}] max_draft_len must be 0: tokens that a step has added stay, and "
+                f"speculative decoding would take some back, got {config.max_draft_len}"
+            )
+        features = _features(config)
+        return _geometry(function, kind, model), choose(features), features
 
-    geometry, version = on_every_rank(ranks, refuse)
+    geometry, version, features = on_every_rank(ranks, refuse)
     config, sizing = size_checked(config, geometry, machine, ranks)
     return _Start(geometry, version, features, config, sizing, ranks)
 
@@ -233,6 +236,7 @@ def _cache_fields(config: WorkerConfig, sizing: WorkerSizing) -> dict[str, Any]:
         "index_dtype": workload.index_dtype,
         "tokens_per_block": workload.tokens_per_block,
         "max_util_for_resume": workload.max_util_for_resume,
+        "cold_quota": 0 if offload else config.kv_cache_config.host_cache_size or 0,
         "device": workload.device,
         "offload": offload,
     }
@@ -264,7 +268,12 @@ def _geometry(function: str, kind: type[Geometry], model: Model) -> Geometry:
     return geometry
 
 
-def _architecture(model: Model) -> str:
+def _architecture(function: str, model: Model) -> str:
     """As the model says; one that names none has a DSA geometry, which is enough."""
-    names = model.get("architectures") if isinstance(model, Mapping) else None
-    return str(names[0]) if names else V2_ARCHITECTURES[0]
+    if isinstance(model, ModelGeometry):
+        return V2_ARCHITECTURES[0]
+    config = model if isinstance(model, Mapping) else load_config(model)[1]
+    names = config.get("architectures") or [V2_ARCHITECTURES[0]]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise InvalidArgument(f"[{function}] architectures must be a list of names, got {names!r}")
+    return names[0]

@@ -122,6 +122,11 @@ def check_types(requests: Iterable[StepRequest]) -> list[StepRequest]:
                     f"[prepare_step] {name} of request {one.request_id!r} must be an int, "
                     f"got {value!r}"
                 )
+        if not isinstance(one.is_context, bool):
+            raise InvalidArgument(
+                f"[prepare_step] is_context of request {one.request_id!r} must be a bool, "
+                f"got {one.is_context!r}"
+            )
     return made
 
 

@@ -169,12 +169,13 @@ TEST_F(KvCacheReceiveTest, PagesThatAreWrittenGoBackWhenTheLastWriterIsOut) {
   ASSERT_TRUE(kv->reserve_history(22));
   const std::shared_ptr<Request> inside = kv->request();
   const Source one = source(*kv, 0, 0, 4, kPage);
+  const Source other = source(*kv, 0, 4, 4, kPage);
   static_cast<void>(inside->begin_write(0, one.pages));
-  static_cast<void>(inside->begin_write(0, one.pages));
+  static_cast<void>(inside->begin_write(0, other.pages));
   kv->close();
-  inside->end_write(0, 4);
+  inside->end_write();
   EXPECT_EQ(occupancy()[0], before[0] - 6);
-  inside->end_write(0, 0);
+  inside->drop_write(0, other.pages);
   EXPECT_EQ(occupancy(), before);
 }
 
@@ -191,12 +192,30 @@ TEST_F(KvCacheReceiveTest, CommitIsRefusedUntilEveryUnitIsThereOnce) {
   const Source last = source(*kv, 1, 8, 1, kPage);
   static_cast<void>(kv->request()->begin_write(1, last.pages));
   refused();  // under way
-  kv->request()->end_write(1, 0);
+  kv->request()->drop_write(1, last.pages);
   refused();  // and failed
   write(*kv, 1, 8, 1);
   kv->commit_history(0);
   expect_history(*kv);
   refused();  // it is not receiving any more
+}
+
+// Else some written twice would stand for others that never came.
+TEST_F(KvCacheReceiveTest, AUnitIsWrittenOnce) {
+  const KvCachePtr kv = request({kNeed, -1});
+  ASSERT_TRUE(kv->reserve_history(9));
+  write(*kv, 0, 0, 4);
+  for (const auto& [first, units] :
+       std::vector<std::pair<std::int32_t, std::int32_t>>{{0, 4}, {3, 1}, {3, 6}, {0, 9}}) {
+    const Source again = source(*kv, 0, first, units, kPage);
+    expect_refused<InvalidArgument>("KvCache.write_history",
+                                    [&] { kv->write_history(0, again.pages); });
+  }
+  write(*kv, 1, 0, 9);
+  expect_refused<InvalidState>("KvCache.commit_history", [&] { kv->commit_history(0); });
+  write(*kv, 0, 4, 5);
+  kv->commit_history(0);
+  expect_history(*kv);
 }
 
 TEST_F(KvCacheReceiveTest, OtherCallsAreRefusedWhileReceiving) {

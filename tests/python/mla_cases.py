@@ -11,7 +11,6 @@ import torch
 
 import sparse_kvcm as kvcm
 from sparse_kvcm.attention import RecordLayout, dsa_layout, v4_layout
-from sparse_kvcm.attention.mla_tuning import COMPILED
 from sparse_kvcm.deepseek_v4 import codecs as v4_codecs
 from sparse_kvcm.dsa import codecs as dsa_codecs
 from sparse_kvcm.models import geometry_of
@@ -36,12 +35,6 @@ def device_or_skip(device: str) -> str:
     if os.environ.get("SPARSE_KVCM_REQUIRE_CUDA"):
         pytest.fail("SPARSE_KVCM_REQUIRE_CUDA is set and there is no GPU")
     pytest.skip("no GPU")
-
-
-def skip_unless_compiled(name: str, device: str) -> None:
-    """Skip what the kernel refuses on a GPU; the interpreter runs all of it."""
-    if device != "cpu" and name not in COMPILED:
-        pytest.skip(f"sparse_mla_decode refuses {name} on a GPU")
 
 
 def layout_of(name: str, size: str = "small", units_per_page: int = 64) -> RecordLayout:

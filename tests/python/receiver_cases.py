@@ -7,22 +7,67 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 import dsa_cases
 import v4_cases
+from sparse_kvcm.adapter.slot_mapping import map_full_kv
 from sparse_kvcm.dsa import DSACacheManagerV2, codecs
-from sparse_kvcm.dsa.slot_mapping import map_full_kv
 from sparse_kvcm.step import StepRequest
 from sparse_kvcm.transfer.attempts import Received, ReceiverOptions, ReceiverUse
+from sparse_kvcm.transfer.bounce import Bounce
+from sparse_kvcm.transfer.copier import Copier, HostCopier
 from sparse_kvcm.transfer.in_process import InProcessTransport, Network
+from sparse_kvcm.transfer.page_table import PageTable, PoolGroup
 from sparse_kvcm.transfer.receiver import Receiver
 from sparse_kvcm.transfer.sender import Outcome, Sender
 from sparse_kvcm.transfer.source import ResidentSource
 from sparse_kvcm.transfer.target import OffloadTarget
+from sparse_kvcm.transfer.transport import MemoryType, Region
 
 STAGING_SLOTS = 5
+BOUNCE_BYTES = 1 << 20
+
+
+class LabelledTarget(OffloadTarget):
+    """Its pools play VRAM; staging is what it is."""
+
+    @property
+    def table(self) -> PageTable:
+        return labelled(super().table, "VRAM", self._tables.staging)
+
+
+class LabelledSource(ResidentSource):
+    """Its pools play memory of `memory`."""
+
+    memory: MemoryType = "VRAM"
+
+    @property
+    def table(self) -> PageTable:
+        return labelled(super().table, self.memory)
+
+
+def labelled(table: PageTable, memory: MemoryType, staging: int | None = None) -> PageTable:
+    """A table whose pools say that they are of a type, except those of a layer group."""
+    kept = -1 if staging is None else table.layer_groups[staging].pool_group
+    groups = tuple(
+        group
+        if index == kept
+        else PoolGroup(tuple(msgspec.structs.replace(pool, memory=memory) for pool in group.pools))
+        for index, group in enumerate(table.pool_groups)
+    )
+    return msgspec.structs.replace(table, pool_groups=groups)
+
+
+def make_bounce(copier: Copier | None = None, num_bytes: int = BOUNCE_BYTES) -> Bounce:
+    """A region that plays VRAM."""
+    memory = np.zeros(num_bytes, np.uint8)
+    region = Region(memory.ctypes.data, num_bytes, "VRAM")
+    return Bounce(region, copier or HostCopier(), min_bytes=1, memory=memory)
+
+
 MAX_POLLS = 2000
 
 
@@ -145,6 +190,8 @@ class Pair:
         options: ReceiverOptions | None = None,
         staging: int = STAGING_SLOTS,
         num_senders: int = 1,
+        bounce: Bounce | None = None,
+        source_memory: MemoryType = "DRAM",
         **offload: Any,
     ) -> None:
         here, there = pages or (model.page, model.page)
@@ -153,11 +200,13 @@ class Pair:
         self.network = Network()
         self.target_manager = model.target(there, **offload)
         self.fresh = self.occupancy()
-        self.target = OffloadTarget(self.target_manager, staging)
+        make_target = LabelledTarget if bounce else OffloadTarget
+        self.target = make_target(self.target_manager, staging)
         self.receiver = Receiver(
             InProcessTransport(self.network, "decode"),
             self.target,
             options=options or ReceiverOptions(slice_pages=2),
+            bounce=bounce,
             clock=self.clock,
         )
         self.sources: list[Any] = []
@@ -166,9 +215,11 @@ class Pair:
         self.outcomes: list[Outcome] = []
         for number in range(num_senders):
             manager = model.source(here)
-            source = ResidentSource(manager)
+            source = LabelledSource(manager)
+            source.memory = source_memory
             transport = InProcessTransport(self.network, f"prefill{number}")
-            sender = Sender(transport, source.table, clock=self.clock)
+            own = make_bounce() if bounce else None
+            sender = Sender(transport, source.table, bounce=own, clock=self.clock)
             sender.add_peer(self.receiver.card())
             self.receiver.add_peer(sender.card())
             self.sources.append((manager, source))

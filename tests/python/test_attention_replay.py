@@ -33,8 +33,6 @@ def test_offloaded_steps_give_the_bits_of_resident_ones(kind: Any, kv_dtype: str
 @pytest.mark.parametrize(("kind", "kv_dtype"), RUNS)
 def test_a_replayed_graph_gives_the_bits_of_resident_steps(kind: Any, kv_dtype: str) -> None:
     device = mla_cases.device_or_skip("cuda")
-    model = "dsa" if kind is DsaRun else "v4"
-    mla_cases.skip_unless_compiled(f"{model}/{kv_dtype}", device)
     Scenario(kind(kv_dtype, device)).go(200, graph=True, check_every=20)
 
 

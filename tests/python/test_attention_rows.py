@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 import attention_cases as cases  # noqa: E402
 from sparse_kvcm import ops  # noqa: E402
+from sparse_kvcm.adapter.slot_mapping import kernel_page_indices  # noqa: E402
 from sparse_kvcm.attention import (  # noqa: E402
     RowForm,
     UncoveredUnitError,
@@ -107,7 +108,7 @@ def test_window_and_rows_are_the_adapter_s_index_set(seed: int, triton_device: s
     base = torch.from_numpy(rng.permutation(60).reshape(4, 15).astype(np.int32))
     lengths = torch.tensor([0, 5, 128, 15 * 128], dtype=torch.int32)
     slots = torch.from_numpy(rng.integers(-1, 640, (4, 33)).astype(np.int32))
-    table = indices.sliding_table(base, 3, 2)
+    table = kernel_page_indices(base, 3, 2)
     local = indices.window_positions(lengths, 128)
     wanted = indices.join(indices.global_indices(table, local, 128), slots)
     window = WindowRows(base.to(triton_device), lengths.to(triton_device), 128, 128, 180, 3, 2)

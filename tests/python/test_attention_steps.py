@@ -129,6 +129,41 @@ def test_windows_and_entries_are_written_and_read_as_the_manager_does(
             same_buffers(ours, theirs, layer, COMPRESS)
 
 
+@pytest.mark.parametrize("offloads", [False, True])
+def test_queries_of_a_step_may_be_served_one_after_the_other(
+    offloads: bool, triton_device: str
+) -> None:
+    """Each in a forward of its own, the second before the first; bytes and rows are one step's."""
+    lengths = {1: 255, 2: 303}
+    ours, theirs = (v4_manager(offloads, "bf16", triton_device, lengths) for _ in range(2))
+    rng = np.random.default_rng(8)
+    selection = np.full((3, v4_cases.TOP_K), -1, np.int32)
+    selection[0, :4], selection[1, 2:5] = [63, 5, -1, 0], [75, 1, 30]
+    chosen = torch.from_numpy(selection).to(triton_device)
+    ratios = ours.config.geometry.compress_ratios
+    new = [
+        torch.from_numpy(rng.standard_normal((2, 3, 512), np.float32)).to(triton_device)
+        for _ in ratios
+    ]
+    wanted = []
+    for layer, ratio in enumerate(ratios):
+        theirs.write_window(layer, new[layer][0])
+        slots = theirs.select(layer, chosen) if ratio == 4 else None
+        if ratio:
+            theirs.write_entries(layer, COMPRESS, new[layer][1])
+        wanted.append(theirs.attention_indices(layer, slots).rows)
+    for at in ([1], slice(0, 1), [2]):
+        for layer, ratio in enumerate(ratios):
+            write_step(ours, layer, new[layer][0][at], kind=SWA, at=at)
+            slots = ours.select(layer, chosen[at], at) if ratio == 4 else None
+            if ratio:
+                write_step(ours, layer, new[layer][1][at], at=at)
+            assert torch.equal(step_rows(ours, layer, slots, at=at).rows, wanted[layer][at]), layer
+    for layer, ratio in enumerate(ratios):
+        for kind in (SWA, COMPRESS) if ratio else (SWA,):
+            same_buffers(ours, theirs, layer, kind)
+
+
 def test_rows_of_a_prompt_s_step_are_those_of_each_query(triton_device: str) -> None:
     """Queries are more than rows, and windows of the prompt lie in scratch pages."""
     made = v4_cases.manager(False, device=triton_device, max_num_tokens=600)
@@ -173,6 +208,8 @@ def test_calls_that_do_not_fit_are_refused(triton_device: str) -> None:
         write_step(manager, 0, rows[:, :128].contiguous())
     with pytest.raises(kvcm.InvalidArgument, match=r"slots must have shape \(2,\), got \(3,\)"):
         write_step(manager, 0, rows[:2])
+    with pytest.raises(kvcm.InvalidArgument, match="at must be left out with DSA"):
+        write_step(manager, 0, rows[:2], at=slice(0, 2))
     manager.end_step()
     with pytest.raises(kvcm.InvalidState, match="no step is open"):
         write_step(manager, 0, rows)
@@ -181,6 +218,12 @@ def test_calls_that_do_not_fit_are_refused(triton_device: str) -> None:
         step_rows(v4, 1)
     with pytest.raises(kvcm.InvalidArgument, match="ratio 4 alone, layer 0 has ratio 0"):
         step_rows(v4, 0, torch.zeros((3, 1), dtype=torch.int32))
+    with pytest.raises(kvcm.InvalidArgument, match="step_rows.*at must be"):
+        step_rows(v4, 0, at=[3])
+    v4.select(1, torch.full((3, 1), -1, dtype=torch.int32, device=triton_device))
+    entries = torch.zeros(1, 512, device=triton_device)
+    with pytest.raises(kvcm.InvalidArgument, match="at must be that of the layer's select"):
+        write_step(v4, 1, entries, at=slice(0, 1))
     v4.abort_step()
     with pytest.raises(kvcm.InvalidState, match="no step is open"):
         step_rows(v4, 0)

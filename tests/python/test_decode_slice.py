@@ -188,6 +188,27 @@ def test_the_command_writes_records_in_the_place_of_older_ones(tmp_path: Path) -
     assert len(list(tmp_path.glob("*.png"))) == 2
 
 
+def test_turns_alternate_and_the_middle_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, steps = [], iter([9.0, 1.0, 2.0, 8.0, 7.0, 3.0])  # the first is a side's slowest
+
+    def run_point(cache: SliceCache, weights: Any, n: int, run: Run) -> dict[str, Any]:
+        order.append(cache.mode)
+        return {"batch": n, "step_ms": next(steps), "step_ms_p99": 9.0, "host_ms": 0.0,
+                "tokens_per_s": 1.0, "phases_ms": {}, "hit_rate": 1.0, "seconds": {}}  # fmt: skip
+
+    monkeypatch.setattr(command.measure, "run_point", run_point)
+    target = tmp_path / "slice.json"
+    command.main(["--model", "tiny", "--batches", "1", "--output", "40", "--warm-up", "2",
+                  "--steps", "4", "--turns", "3", "--json", str(target)])  # fmt: skip
+    assert order == ["resident", "offloaded"] * 3
+    offloaded, resident = json.loads(target.read_text())["runs"]
+    assert resident["step_ms"] == 7.0
+    assert resident["turns_ms"] == [9.0, 2.0, 7.0]
+    assert offloaded["step_over_resident"] == 3.0 / 7.0
+
+
 def test_a_sweep_runs_its_lines_and_makes_weights_once_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +247,7 @@ def test_lines_of_a_sweep_are_commands(name: str) -> None:
         (["--modes", "both"], "--modes must be of resident, offloaded, got 'both'"),
         (["--overlap", "none,more"], "--overlap must be of none, side"),
         (["--plot", "x"], "--plot needs --json"),
+        (["--turns", "0"], "--turns must be at least 1, got 0"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(

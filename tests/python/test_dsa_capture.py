@@ -16,9 +16,9 @@ import sparse_kvcm as kvcm
 torch = pytest.importorskip("torch")
 import dsa_cases as cases  # noqa: E402
 from no_sync import NoSync  # noqa: E402
+from sparse_kvcm.adapter import slot_mapping as maps  # noqa: E402
+from sparse_kvcm.adapter.scatter import gather, scatter  # noqa: E402
 from sparse_kvcm.dsa import codecs  # noqa: E402
-from sparse_kvcm.dsa import slot_mapping as maps  # noqa: E402
-from sparse_kvcm.dsa.scatter import gather, scatter  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 
 KV_DTYPES = ["bf16", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla"]
@@ -160,3 +160,14 @@ def test_a_captured_forward_replays_like_an_eager_one(which: int, gpu: str) -> N
         pages = maps.kernel_page_indices(table, eager.index_keys.scale)
         pages = pages[pages >= 0].long().to(gpu)
         assert torch.equal(views[0][pages], views[1][pages])
+
+
+def test_all_tokens_are_mapped_of_those_alone_that_compute_a_prompt() -> None:
+    manager = cases.DSACacheManager(cases.cache_config())
+    for request in (1, 2):
+        manager.add_request(request, 60)
+    manager.import_history(2, *cases.history(manager.config.geometry, 2, 0, 9))
+    step = manager.prepare_step([StepRequest(2, 9), StepRequest(1, 0, 5, is_context=True)])
+    mapping, starts = step.full_kv()
+    assert starts.tolist() == [0, 5]
+    assert mapping.data.tolist() == step.slots["INDEX_KEY"].data.tolist()[1:]

@@ -307,6 +307,23 @@ def test_tensors_of_steps_lie_at_fixed_addresses() -> None:
     assert len(addresses) == 3  # one set per manager
 
 
+def test_padding_has_neither_lengths_nor_places_whoever_was_there_before() -> None:
+    twins = Twins(seed=10)
+    for request, prompt in ((1, 20), (2, 70), (3, 9)):
+        twins.add(request, prompt)
+    twins.step(padded=4)
+    for manager in twins.all:
+        step = manager.prepare_step([StepRequest(2, 71)], padded_size=4)
+        assert step.lengths.tolist() == [72, 0, 0, 0]
+        assert step.rows.tolist()[1:] == [-1] * 3
+        for role, mapping in step.slots.items():
+            assert (step.page_tables[role][1:] == -1).all()
+            assert [part[1:].tolist() for part in mapping.regions] == [[-1] * 3] * len(
+                mapping.regions
+            )
+        manager.abort_step()
+
+
 def test_without_pages_a_step_is_refused_by_request_and_others_can_go_on() -> None:
     config = cases.cache_config(gpu_quota=1)
     room = DSACacheManager(config).storage.get_storage_statistics(0)[0].free

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
+import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
 import dsa_cases as cases  # noqa: E402
@@ -62,3 +66,32 @@ def test_the_target_is_restored_after_an_exception(history: int) -> None:
     with draft_replay(metadata, draft, [StepRequest(1, 20)]):
         pass
     assert draft.frontier(1) == 21
+
+
+def test_a_draft_whose_step_would_be_lost_is_refused() -> None:
+    """The target itself, and one that replays already, at any depth."""
+    metadata, draft = ready()
+    target, step = metadata.manager, metadata.step
+
+    def refused(one: Any) -> None:
+        bound = metadata.manager, metadata.step
+        with (
+            pytest.raises(kvcm.InvalidArgument, match=r"\[draft_replay\] draft must be a DSA"),
+            draft_replay(metadata, one, [StepRequest(1, 20)]),
+        ):
+            raise AssertionError
+        assert (metadata.manager, metadata.step) == bound
+
+    refused(target)
+    refused(None)
+    with draft_replay(metadata, draft, [StepRequest(1, 20)]):
+        refused(draft)
+        refused(target)
+        _, other = ready()
+        with draft_replay(metadata, other, [StepRequest(1, 20)]):
+            refused(draft)
+        assert metadata.step is draft.step is not None
+    assert draft.frontier(1) == 21
+    assert metadata.step is step is target.step
+    target.end_step()
+    assert target.frontier(1) == 21

@@ -167,8 +167,8 @@ def test_a_pool_that_one_conversion_does_not_serve_is_refused(
             "must be 64 with kv_dtype fp8_ds_mla.* got 48; bf16, fp8 and nvfp4 take other",
         ),
         ({"max_seq_len": 5000}, r"max_seq_len must be in \[1, 4096\], what config takes, got 5000"),
-        ({"max_batch_size": 0}, "max_batch_size must be >= 1, got 0"),
-        ({"gpu_quota": 0}, "gpu_quota must be >= 1, got 0"),
+        ({"max_batch_size": 0}, "max_batch_size must be an int in .*, got 0"),
+        ({"gpu_quota": 0}, "gpu_quota must be an int >= 1, got 0"),
         (
             {"cold_quota": 5, "offload": OffloadSizes(16, 4)},
             "cold_quota must be 0 with offload, which has its own, got 5",
@@ -180,6 +180,14 @@ def test_a_pool_that_one_conversion_does_not_serve_is_refused(
         (
             {"geometry": cases.geometry(index_head_dim=32)},
             "got 'fp8', which takes multiples of 128: index_head_dim is 32; bf16 takes any",
+        ),
+        (  # scales would be read by the page indices of the data
+            {
+                "geometry": cases.geometry(kv_lora_rank=448),
+                "kv_dtype": "nvfp4",
+                "index_dtype": "bf16",
+            },
+            "keep KEY and INDEX_KEY in pages of two sizes .* nvfp4 and bf16, 2048 B each; take",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ torch = pytest.importorskip("torch")
 import dsa_cases as cases  # noqa: E402
 from sparse_kvcm import factory  # noqa: E402
 from sparse_kvcm.dsa import DSACacheManager, DSACacheManagerV2  # noqa: E402
-from sparse_kvcm.factory import create_dsa_manager  # noqa: E402
+from sparse_kvcm.factory import create_deepseek_v4_manager, create_dsa_manager  # noqa: E402
 from sparse_kvcm.models import load_geometry  # noqa: E402
 from sparse_kvcm.sizing import OtherRankError, SingleRank  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
@@ -90,6 +92,28 @@ def test_version_1_is_had_by_choice_or_for_another_architecture(
     decode(manager)
 
 
+@pytest.mark.parametrize("source", ["file", "folder", "mapping"])
+def test_an_architecture_counts_wherever_it_is_read(source: str, tmp_path: Path) -> None:
+    model: Any = MODEL | {"architectures": ["OtherForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    model = {"file": tmp_path / "config.json", "folder": str(tmp_path), "mapping": model}[source]
+    assert type(create_dsa_manager(model, resident(), machine())) is DSACacheManager
+
+
+@pytest.mark.parametrize("names", ["GlmMoeDsaForCausalLM", 5, [5]])
+def test_architectures_are_a_list_of_names(names: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match="architectures must be a list of names, got"):
+        create_dsa_manager(MODEL | {"architectures": names}, resident(), machine())
+
+
+@pytest.mark.parametrize("make", [create_dsa_manager, create_deepseek_v4_manager])
+def test_a_configuration_and_a_machine_are_what_they_say(make: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"config must be a WorkerConfig, got {}"):
+        make(MODEL, {}, machine())
+    with pytest.raises(kvcm.InvalidArgument, match=r"machine must be a Machine, got None"):
+        make(MODEL, resident(), None)
+
+
 def test_suspended_requests_have_the_host_cache_of_the_configuration() -> None:
     manager = create_dsa_manager(MODEL, resident(host_cache_size=4 * MIB), machine())
     assert isinstance(manager, DSACacheManagerV2)
@@ -140,6 +164,15 @@ def test_models_come_as_presets_and_geometries_too() -> None:
             "num_batches must be 1: .* one step open at a time, got 2",
         ),
         (MODEL, resident().model_copy(update={"max_beam_width": 2}), NotImplementedError, "got 2"),
+        *(
+            (
+                MODEL,
+                config.model_copy(update={"max_draft_len": 2}),
+                kvcm.InvalidArgument,
+                "max_draft_len must be 0: .* got 2",
+            )
+            for config in (resident(), resident(use_kv_cache_manager_v2=False), worker_config())
+        ),
         (
             MODEL,
             worker_config().model_copy(update={"cache_transceiver_config": None}),

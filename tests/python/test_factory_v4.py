@@ -64,7 +64,9 @@ def check_bytes(made: DeepseekV4CacheManager, config: WorkerConfig, where: Any) 
     assert storage.get_num_bytes(0) == sizing.device.pool_bytes
     assert made.config.max_batch_size == sizing.device.batch
     if sizing.host is None:
-        assert storage.layout.num_levels == 1
+        cold = config.kv_cache_config.host_cache_size
+        assert storage.layout.num_levels == (1 if cold is None else 2)
+        assert cold is None or storage.get_num_bytes(1) == sizing.device.host_cache_bytes
         assert storage.config.cache_tiers[0].quota == sizing.device.pool_quota
         return
     manager, batch = made.store.manager, made.store.batch
@@ -98,7 +100,7 @@ def test_planned_bytes_are_allocated_bytes(offload: bool, kv: str, index: str) -
         config = worker(
             offload, 4, longest, dtype=kv, index_dtype=index, tokens_per_block=page,
             avg_seq_len=usual, max_util_for_resume=0.9,
-            host_cache_size=5 * MIB if offload else None,
+            host_cache_size=5 * MIB,
         )  # fmt: skip
         where = machine(230 * MIB)
         check_bytes(create_deepseek_v4_manager(WIDE, config, where), config, where)
@@ -166,12 +168,6 @@ def test_presets_files_and_geometries_are_models_too(tmp_path: Path) -> None:
         ),
         (
             MODEL,
-            worker(False, host_cache_size=MIB),
-            kvcm.InvalidArgument,
-            "host_cache_size must be None without .*, got 1048576",
-        ),
-        (
-            MODEL,
             worker(True, changes={"num_batches": 2}),
             kvcm.InvalidArgument,
             "num_batches must be 1: .* got 2",
@@ -190,6 +186,21 @@ def test_presets_files_and_geometries_are_models_too(tmp_path: Path) -> None:
         ),
         (MODEL, worker(False, managed_by_another=True), NotImplementedError, "KV connectors"),
         (MODEL, worker(False, changes={"max_beam_width": 2}), NotImplementedError, "got 2"),
+        *(
+            (
+                MODEL,
+                worker(offload, changes={"max_draft_len": 2}),
+                kvcm.InvalidArgument,
+                "max_draft_len must be 0: .* got 2",
+            )
+            for offload in (False, True)
+        ),
+        (
+            WIDE,
+            worker(False, dtype="nvfp4"),
+            kvcm.InvalidArgument,
+            "pages of two sizes .* nvfp4 and bf16, 8192 B each; take another of either, or offload",
+        ),
         (
             MODEL,
             worker(False, changes={"context_parallel": {"size": 2, "kind": "helix"}}),

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sparse_kvcm as kvcm
+
 torch = pytest.importorskip("torch")
 import dsa_cases  # noqa: E402
 import v4_cases  # noqa: E402
-from sparse_kvcm.dsa.forward_table import ForwardTable  # noqa: E402
+from sparse_kvcm.adapter.forward_table import ForwardTable  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 
 
@@ -225,6 +227,27 @@ def test_who_was_in_a_failed_step_may_leave(make: Any, fault: Any) -> None:
         run.add(3, PROMPTS[3])
     for _ in range(4):
         same(good.step(), bad.step())
+
+
+@pytest.mark.parametrize(
+    "make", [dsa_cases.managers, lambda: [V4(False).manager, V4(True).manager]]
+)
+def test_rows_that_others_keep_are_named_and_can_be_had(make: Any) -> None:
+    for manager in make():
+        if manager.store.decodes_only:  # as many leases as rows
+            continue
+        rows = manager.config.max_batch_size
+        requests = [StepRequest(request, 0) for request in range(rows + 1)]
+        for one in requests:
+            manager.add_request(one.request_id, 20)
+        manager.prepare_step(requests[:rows])
+        manager.abort_step()
+        with pytest.raises(kvcm.InvalidState, match=rf"no row is free for request {rows}: {rows} "):
+            manager.prepare_step(requests[rows:])
+        assert manager.step is None
+        manager.suspend_request(0)
+        assert manager.prepare_step(requests[rows:]).rows.tolist() == [0]
+        manager.end_step()
 
 
 @pytest.mark.parametrize(

@@ -260,8 +260,8 @@ def test_an_index_key_whose_scales_are_not_whole_is_refused(index_dtype: Any, wi
         tiny_dsa(index_head_dim=width).index_layout(index_dtype)
 
 
-@pytest.mark.parametrize("model", ["x" * 5000, "no\0path", "/"])
-def test_what_cannot_be_a_path_is_refused_in_a_short_line(model: str) -> None:
+@pytest.mark.parametrize("model", ["x" * 5000, "no\0path", "/", None, 7])
+def test_what_cannot_be_a_path_is_refused_in_a_short_line(model: Any) -> None:
     with pytest.raises(kvcm.InvalidArgument, match=r"\[load_geometry\] model must be") as error:
         load_geometry(model)
     assert len(str(error.value)) < 400
@@ -273,6 +273,17 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -
     path.write_bytes(text)
     with pytest.raises(kvcm.InvalidArgument, match=r"config.json must be"):
         load_geometry(path)
+
+
+@pytest.mark.parametrize("config", [None, [], "deepseek_v4"])
+def test_a_configuration_is_a_mapping(config: Any) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"\[ModelGeometry\] config must be a mapping"):
+        geometry_of(config)
+
+
+def test_an_entry_has_at_least_its_rotary_elements() -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=r"qk_rope_head_dim .* in \[1, 64\], got 65"):
+        tiny_v4(head_dim=64, qk_rope_head_dim=65)
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 from sizing_cases import GIB, MIB, available, machine, tiny_dsa, tiny_v4, worker_config
 from sparse_kvcm.config import WorkerConfig
+from sparse_kvcm.models import load_geometry
 from sparse_kvcm.sizing import Machine, SingleRank, allocate, measure, size_worker
 
 
@@ -302,6 +303,16 @@ def test_history_is_no_larger_than_its_pages_have_numbers() -> None:
     sizing = size_worker(config, tiny_dsa(), machine(host=available(1 << 60)))
     assert sizing.host is not None
     assert sizing.host.pages == (1 << 31) - 1
+
+
+def test_regions_that_would_come_apart_on_the_gpu_are_refused_there_alone() -> None:
+    config = worker_config(2, 512, algorithm="deepseek_v4", dtype="nvfp4", index_dtype="bf16")
+    model = load_geometry("deepseek-v4-flash")
+    size_worker(config, model, machine(GIB))
+    attention = config.sparse_attention_config.model_copy(update={"enable_kv_cache_offload": False})
+    resident = config.model_copy(update={"sparse_attention_config": attention})
+    with pytest.raises(kvcm.InvalidArgument, match="pages of two sizes .* got nvfp4 and bf16"):
+        size_worker(resident, model, machine(GIB))
 
 
 def test_another_model_s_algorithm_is_refused() -> None:

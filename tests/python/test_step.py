@@ -119,6 +119,7 @@ def test_padding_comes_last_and_a_graph_that_is_too_small_is_refused() -> None:
         ([request(1, new_tokens=2)], "new_tokens of request 1 must be <= 1, got 2"),
         ([request(1), request(2, is_context=True)], "request 2 must decode"),
         ([request(1, beam_width=2)], "beam_width of request 1 must be 1, got 2"),
+        ([request(1, is_context="no")], "is_context of request 1 must be a bool, got 'no'"),
     ],
 )
 def test_a_batch_that_cannot_be_binds_no_row(requests: list[StepRequest], message: str) -> None:

@@ -46,7 +46,6 @@ def test_small_pages_between_gpus_are_one_range_and_land() -> None:
     (result,) = receiver.poll()
     (group,) = result.transfer_groups
     assert (group.num_ranges, group.bounce_dst_base) == (1, receiver.grant.address)
-    assert group.scatter_ranges[:, 1].sum() == group.num_bytes
     check_landed("a", world.source, receiver.side, receiver.side.pages(37), 37)
     world.assert_nothing_is_held()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from dataclasses import replace
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.transfer import nixl
 from sparse_kvcm.transfer.copier import CudaCopier, HostCopier
 from sparse_kvcm.transfer.page_table import PoolGroup
-from sparse_kvcm.transfer.transport import Route
+from sparse_kvcm.transfer.transport import Region, Route, TransferState
 from transfer_cases import Side, check_landed
+from transfer_nixl_process import hold_on_gpu, make_on_gpu, wait
 from transfer_world import KINDS, World
 
 TYPES = ("VRAM", "DRAM")
@@ -103,6 +106,53 @@ def test_a_request_lands_on_gpu_and_host(
     receiver.side.download()
     check_landed("a", world.source, receiver.side, receiver.side.pages(37), 37)
     world.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("there", TYPES)
+@pytest.mark.parametrize("here", TYPES)
+def test_nixl_moves_ranges_of_gpu_and_host_into_another_process(
+    copier: CudaCopier, here: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    try:
+        nixl.load()
+    except ImportError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    size = 1 << 20
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=hold_on_gpu, args=(theirs, size), daemon=True)
+    process.start()
+    wait(lambda: pipe.poll(0.01))
+    metadata, addresses = pipe.recv()
+    transport = make_on_gpu("sender")
+    source = torch.arange(size, device="cuda:0").to(torch.uint8) | 1
+    source = source if here == "VRAM" else source.cpu().pin_memory()
+    torch.cuda.synchronize()
+    registration = transport.register([Region(source.data_ptr(), size, here)])
+    transport.add_peer(metadata)
+    begins = np.array([0, 8192, 65536], np.uint64)
+    sizes = np.array([132, 4096, size - 65536], np.uint64)
+    base = np.uint64(source.data_ptr()), np.uint64(addresses[there])
+    ranges = np.stack((base[0] + begins, base[1] + begins, sizes), axis=1)
+    handle = transport.prepare("held", Route(here, there), ranges)
+    transport.start(handle)
+    wait(lambda: transport.poll(handle) is not TransferState.PENDING)
+    assert transport.poll(handle) is TransferState.DONE
+    pipe.send("show")
+    wait(lambda: pipe.poll(0.01))
+    landed = pipe.recv()
+    expected = np.zeros(size, np.uint8)
+    for begin, count in zip(begins.tolist(), sizes.tolist(), strict=True):
+        expected[begin : begin + count] = source.cpu().numpy()[begin : begin + count]
+    assert (landed[there] == expected).all()
+    assert not landed["DRAM" if there == "VRAM" else "VRAM"].any()
+    transport.release(handle)
+    transport.deregister(registration)
+    pipe.send("end")
+    process.join(30)
 
 
 def test_copies_between_pinned_memory_and_a_gpu_run_behind_the_caller(copier: CudaCopier) -> None:

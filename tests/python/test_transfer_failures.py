@@ -8,15 +8,11 @@ from sparse_kvcm import InvalidArgument, InvalidState
 from sparse_kvcm.transfer.in_process import Transfer
 from sparse_kvcm.transfer.sender import UNCLAIMED_SECONDS
 from sparse_kvcm.transfer.wire import Cancel
-from transfer_world import World, held
+from transfer_world import World, held, sending
 
 
 def test_a_failed_group_fails_the_request_after_the_others_have_drained() -> None:
-    world = World(policy=held)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(policy=held)
     world.network.transfers[0].fails = True
     world.network.finish(0)
     world.step(3)
@@ -61,11 +57,7 @@ def test_an_exception_after_submit_leaves_the_transfer_in_doubt_until_it_is_know
         transfer.start_error = RuntimeError("connection reset") if transfer.index == 1 else None
         transfer.poll_errors = 3
 
-    world = World(policy=policy)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(policy=policy)
     assert "a" in world.sender.in_doubt()
     assert world.sender.use().num_handles == 2
     assert world.outcomes == {}
@@ -94,11 +86,7 @@ def test_if_a_group_cannot_be_prepared_none_is_started() -> None:
 
 
 def test_an_abort_waits_for_what_moves() -> None:
-    world = World(policy=held)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(policy=held)
     world.sender.abort("a", "preempted")
     world.step()
     assert world.outcomes == {}
@@ -129,11 +117,7 @@ def test_an_abort_before_anyone_asks_returns_the_pages_and_answers_later() -> No
 
 
 def test_a_receiver_cancels_what_moves() -> None:
-    world = World(policy=held)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(policy=held)
     receiver.tell(Cancel("a", 2, "another attempt's"))
     receiver.tell(Cancel("b", 1, "unknown"))
     world.step()
@@ -262,11 +246,7 @@ def test_a_claimed_slice_does_not_expire_while_its_tokens_are_computed() -> None
 
 
 def test_a_transfer_that_stalls_is_reported_and_keeps_its_pages() -> None:
-    world = World(policy=held)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(policy=held)
     world.clock.now += 120
     world.step()
     assert world.sender.in_doubt() == {"a": "no end within 120 s"}

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import pytest
 
+import sparse_kvcm as kvcm
 from sparse_kvcm.transfer import nixl
 from sparse_kvcm.transfer.sender import Outcome, Sender
 from sparse_kvcm.transfer.transport import PeerLostError, Region, Route, TransferState
@@ -106,7 +107,8 @@ def test_a_receiver_that_died_costs_its_own_requests_only() -> None:
 
 
 def test_a_transfer_ends_when_its_peer_is_killed_amid_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp,self")  # else all of it is copied while it starts
+    slow = "tcp,self,cuda_copy" if kvcm.cuda_is_available() else "tcp,self"
+    monkeypatch.setenv("UCX_TLS", slow)  # else all of it is copied while it starts
     size = 256 << 20
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_kvcm import InvalidArgument, UnitLayout
+from sparse_kvcm import UnitLayout
 from sparse_kvcm.transfer.page_table import (
     MAX_TABLE_BYTES,
     PageFormat,
@@ -18,7 +18,6 @@ from sparse_kvcm.transfer.page_table import (
     PeerDataError,
     decode_table,
     encode_table,
-    trailing,
 )
 from sparse_kvcm.transfer.projection import Projection
 from sparse_kvcm.transfer.transport import Region, all_within
@@ -227,12 +226,6 @@ def test_ranges_are_within_one_region_or_refused(regions: list, ranges: list) ->
 def test_ranges_at_the_end_of_64_bits_are_outside(address: int, size: int) -> None:
     regions = [Region(4096, 4096, "DRAM")]
     assert not all_within(np.array([address], np.uint64), np.array([size], np.uint64), regions)
-
-
-def test_a_list_of_the_last_pages_begins_where_the_others_end() -> None:
-    assert trailing([7, 8], 10) == (8, [7, 8])
-    with pytest.raises(InvalidArgument, match="at most 1"):
-        trailing([7, 8], 1)
 
 
 def test_a_layer_group_with_a_window_says_its_first_page() -> None:

@@ -124,6 +124,28 @@ def test_a_flood_of_unknown_requests_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert world.outcomes["a"].status == "done"
 
 
+def test_page_lists_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparse_kvcm.transfer.ledger.MAX_OPEN_BYTES", 40000)
+    world = World()
+    flood, other = world.receiver("flood"), world.receiver("other")
+    pages = [PageList.of(0, 0, [0] * 4000)]
+    for index in range(5):
+        flood.ask(f"x{index}", 20, pages)
+    world.offer("a", 20)
+    other.ask("a", 20)
+    world.step()
+    assert world.sender.use().num_unclaimed == 2
+    assert sum("bytes of page lists" in one.reason for one in flood.poll()) == 3
+    assert world.outcomes["a"].status == "done"
+    world.clock.now += 120
+    world.step()
+    flood.ask("b", 20, pages)  # there is room again
+    world.offer("b", 20)
+    world.step()
+    assert "bytes of page lists" not in world.outcomes["b"].reason
+    world.assert_nothing_is_held()
+
+
 def test_only_the_rank_whose_turn_it_is_sends() -> None:
     ranks = [World(rank=RankInfo(rank, 3)) for rank in range(3)]
     results = []

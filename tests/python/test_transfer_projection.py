@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_kvcm.transfer.copier import HostCopier
-from sparse_kvcm.transfer.page_table import PeerDataError
+from sparse_kvcm.transfer.page_table import PeerDataError, PoolGroup
 from sparse_kvcm.transfer.projection import Projection
-from sparse_kvcm.transfer.transport import Route, merged
+from sparse_kvcm.transfer.transport import Route, all_within, merged
 from sparse_kvcm.transfer.wire import PageList
 from transfer_cases import (
     ALL_KINDS,
@@ -28,6 +29,7 @@ from transfer_cases import (
 )
 
 TYPES = ("VRAM", "DRAM")
+INDEX2 = replace(INDEX, role="OTHER")
 
 
 def move(source: Side, target: Side, tokens: int, span: tuple[int, int] | None = None) -> None:
@@ -115,6 +117,45 @@ def test_equal_slots_in_a_row_are_one_range() -> None:
     assert ranges.tolist() == [[source.pools[0].ctypes.data, target.pools[0].ctypes.data, size]]
 
 
+@pytest.mark.parametrize(("here", "there"), [(8, 8), (8, 16), (16, 8), (24, 8)])
+def test_a_target_that_knows_the_source_s_table_knows_where_bytes_belong(
+    here: int, there: int
+) -> None:
+    source, target = Side(ALL_KINDS, here, 32), Side(ALL_KINDS, there, 32)
+    slots = [5, 3, 9, 8, 1, 12, 0, 2, 20, 21]
+    projection = Projection(source.table, target.table)
+    for tokens, span in ((61, (0, 61)), (37, (8, 29)), (8, (0, 8))):
+        lists = {one.layer_group: one for one in source.pages(tokens, slots)}
+        wanted = target.pages(tokens, slots[::-1])
+        pieces = projection.pieces(lists, wanted, span, tokens)
+        places = projection.places(wanted, span, tokens)
+        assert list(pieces) == list(places)
+        for route, found in pieces.items():
+            for part, place in zip(found, places[route], strict=True):
+                assert (part[:, 1:] == place).all()
+
+
+def test_a_range_never_lies_in_two_pools_that_are_neighbours() -> None:
+    sides = [Side((INDEX, INDEX2), 8, num_slots=4) for _ in range(2)]
+    for side in sides:
+        sizes = [pool.nbytes for pool in side.pools]
+        memory = np.full(sum(sizes), 7, np.uint8)
+        side.pools = [memory[: sizes[0]], memory[sizes[0] :]]
+        groups = []
+        for group, pool in zip(side.table.pool_groups, side.pools, strict=True):
+            moved = msgspec.structs.replace(group.pools[0], base_address=pool.ctypes.data)
+            groups.append(PoolGroup((moved,)))
+        side.table = msgspec.structs.replace(side.table, pool_groups=tuple(groups))
+    source, target = sides
+    lists = {0: PageList.of(0, 0, [3]), 1: PageList.of(1, 0, [0])}
+    projection = Projection(source.table, target.table)
+    (ranges,) = projection.ranges(lists, lists.values(), (0, 8), 8).values()
+    assert len(ranges) == 2
+    for number, part in enumerate(ranges):
+        regions = [source.table.regions()[number]]
+        assert all_within(part[:1], part[2:], regions)
+
+
 def test_a_range_is_never_a_row() -> None:
     source, target = Side([HISTORY], 8), Side([HISTORY], 16)
     (ranges,) = project(source, target, 64).values()
@@ -133,7 +174,7 @@ def test_slots_apart_are_ranges_apart() -> None:
 
 def test_merging_keeps_ranges_that_are_neighbours_on_one_side_only() -> None:
     ranges = np.array([[200, 40, 10], [100, 20, 10], [110, 30, 10], [120, 50, 5]], np.uint64)
-    assert merged(ranges).tolist() == [[100, 20, 20], [120, 50, 5], [200, 40, 10]]
+    assert merged([ranges]).tolist() == [[100, 20, 20], [120, 50, 5], [200, 40, 10]]
 
 
 @pytest.mark.parametrize(

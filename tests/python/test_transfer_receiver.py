@@ -15,7 +15,6 @@ from sparse_kvcm.sizing import HostMemory, HostTerm, Workload, size_host
 from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse, plan_slices
 from sparse_kvcm.transfer.target import NoRoomError
 from sparse_kvcm.transfer.transport import TransferState
-from sparse_kvcm.transfer.wire import SliceResult, encode_message
 
 MODELS = {"dsa": DsaModel(), "v4": V4Model()}
 PROMPT = {"dsa": 61, "v4": 701}
@@ -265,29 +264,13 @@ def test_a_peer_that_cannot_be_reached_is_found_out_by_the_next_message(kind: st
     pair.end()
 
 
-def test_a_peer_that_says_nothing_is_given_up_within_a_bound(kind: str) -> None:
-    pair = Pair(MODELS[kind])
-    pair.ask(1, PROMPT[kind])
-    pair.results += pair.receiver.poll()
-    pair.now = 119.0
-    pair.results += pair.receiver.poll()
-    assert pair.results == []
-    pair.now = 121.0
-    pair.results += pair.receiver.poll()
-    assert pair.result(1).reason == "nothing of it came within 120 s"
-    assert pair.receiver.use.posted > 0  # it might still write
-    pair.now = 242.0
-    pair.results += pair.receiver.poll()
-    pair.end()
-
-
 def test_who_waits_for_room_too_long_is_told_what_lacks(kind: str) -> None:
     pair = Pair(MODELS[kind], options=ReceiverOptions(slice_pages=2, max_in_flight=1))
     pair.ask(1, PROMPT[kind])
     pair.ask(2, PROMPT[kind])
     pair.now = 121.0
     pair.results += pair.receiver.poll()
-    assert pair.result(2).reason == "no room within 120 s: transfers in flight"
+    assert pair.result(2).reason == "no room (transfers in flight) within 120 s"
 
 
 def test_a_slice_that_fails_fails_its_request_after_the_others_have_ended(kind: str) -> None:
@@ -332,31 +315,6 @@ def test_a_repack_that_fails_fails_its_request_alone(
     pair.end([2])
 
 
-def test_results_of_nobody_and_twice_are_dropped_and_counted(kind: str) -> None:
-    pair = Pair(MODELS[kind])
-    transport = pair.network.ends["prefill0"]
-    pair.prefill(1, PROMPT[kind])
-    pair.ask(1, PROMPT[kind])
-    pair.results += pair.receiver.poll()
-    for bad in (
-        SliceResult("1", 99, 0, "done"),
-        SliceResult("2", 1, 0, "done"),
-        SliceResult("1", 1, 99, "done"),
-        SliceResult("1", 1, 0, "failed", reason="x" * 50),
-    ):
-        if bad.status == "done":
-            transport.send("decode", encode_message(bad))
-    transport.send("decode", b"\xff\xff garbage")
-    pair.run_to_the_end()
-    assert pair.receiver.num_strays == 4
-    transport.send("decode", encode_message(SliceResult("1", 1, 0, "done")))
-    pair.run()
-    assert pair.receiver.num_strays == 5
-    assert pair.result(1).reason == ""
-    pair.check({1: PROMPT[kind]})
-    pair.end([1])
-
-
 def test_slices_cover_every_token_and_page_once() -> None:
     for tokens, pages in ((1, 1), (8, 1), (9, 2), (61, 8), (3, 0)):
         first, *others = plan_slices(tokens, 8, pages, 3)
@@ -380,6 +338,7 @@ def test_closing_gives_everything_up(kind: str) -> None:
     pair.receiver.close(0)
     assert pair.receiver.use == ReceiverUse()
     assert pair.occupancy() == pair.fresh
+    pair.receiver.close(0)  # again
 
 
 def test_staging_takes_the_bytes_that_sizing_takes_from_the_history(kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,17 @@ pytest.importorskip("msgspec")
 
 from sparse_kvcm._core import InvalidArgument
 
-from receiver_cases import DsaModel, Pair, V4Model
+from receiver_cases import DsaModel, Pair, V4Model, make_bounce
 from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse
+from sparse_kvcm.transfer.copier import Copier, Copy, HostCopier
 from sparse_kvcm.transfer.in_process import InProcessTransport
 from sparse_kvcm.transfer.sender import Sender
 from sparse_kvcm.transfer.target import NoRoomError
+from sparse_kvcm.transfer.transport import Ranges
 
 SCHEDULES = 500
 TURNS = 14
+ROOM = {"dsa": 30_000, "v4": 300_000}  # of one or two requests
 LENGTHS = {"dsa": {1: 61, 2: 40, 3: 9, 4: 33}, "v4": {1: 401, 2: 260, 3: 3, 4: 129}}
 
 
@@ -30,7 +34,9 @@ class Storm:
     def __init__(self, kind: str) -> None:
         model = DsaModel() if kind == "dsa" else V4Model()
         options = ReceiverOptions(slice_pages=2, max_in_flight=3, max_queued=1, num_workers=1)
-        self.pair = Pair(model, staging=3, options=options)
+        self.copier = MoodyCopier()
+        bounce = make_bounce(self.copier, ROOM[kind])
+        self.pair = Pair(model, staging=3, options=options, bounce=bounce, source_memory="VRAM")
         self.lengths = LENGTHS[kind]
         manager, self.source = self.pair.sources[0]
         for request, tokens in self.lengths.items():
@@ -42,6 +48,7 @@ class Storm:
     def schedule(self, seed: int) -> None:
         pair, rng = self.pair, np.random.default_rng(seed)
         pair.network.policy = lambda transfer: hurt(transfer, rng)
+        self.copier.rng = rng
         pair.results.clear()
         senders = {name: self.sender(name) for name in (f"a{seed}", f"b{seed}")}
         alive = dict(senders)
@@ -69,7 +76,10 @@ class Storm:
 
     def sender(self, name: str) -> Sender:
         sender = Sender(
-            InProcessTransport(self.pair.network, name), self.source.table, clock=self.pair.clock
+            InProcessTransport(self.pair.network, name),
+            self.source.table,
+            bounce=make_bounce(self.copier, ROOM["v4"]),
+            clock=self.pair.clock,
         )
         sender.add_peer(self.pair.receiver.card())
         self.pair.receiver.add_peer(sender.card())
@@ -130,6 +140,35 @@ class Storm:
         assert self.pair.occupancy() == self.pair.fresh, f"seed {seed}"
 
 
+class MoodyCopier(Copier):
+    """Takes its time, and fails now and then."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng()
+        self.num_done = 0
+
+    def start(self, ranges: Ranges) -> Copy:
+        if self.rng.random() < 0.02:
+            raise RuntimeError("a whim of the stream")
+        return MoodyCopy(self, ranges, int(self.rng.integers(0, 4)))
+
+
+@dataclass
+class MoodyCopy:
+    """Copies at its last query."""
+
+    copier: MoodyCopier
+    ranges: Ranges
+    queries_left: int
+
+    def query(self) -> bool:
+        if self.queries_left == 0:
+            HostCopier().start(self.ranges)
+            self.copier.num_done += 1
+        self.queries_left -= 1
+        return self.queries_left < 0
+
+
 def hurt(transfer: Any, rng: np.random.Generator) -> None:
     transfer.polls_left = int(rng.integers(0, 5))
     transfer.fails = rng.random() < 0.05
@@ -144,4 +183,5 @@ def test_random_schedules_leave_nothing_behind_and_right_bytes(kind: str) -> Non
     for seed in range(SCHEDULES):
         storm.schedule(seed)
     assert storm.num_complete > SCHEDULES // 4
+    assert storm.copier.num_done > SCHEDULES // 4
     storm.pair.end()

@@ -9,7 +9,7 @@ import pytest
 from sparse_kvcm import InvalidArgument
 from sparse_kvcm.transfer.wire import PageList
 from transfer_cases import check_landed
-from transfer_world import KINDS, World, held
+from transfer_world import KINDS, World, held, sending
 
 TYPES = ("VRAM", "DRAM")
 
@@ -30,11 +30,7 @@ class Event:
 def test_a_request_lands_between_any_two_memory_types(here: str, there: str, sizes) -> None:
     kinds = [replace(kind, memory=here) for kind in KINDS]
     landing = [replace(kind, memory=there) for kind in KINDS]
-    world = World(kinds=kinds, landing=landing, sizes=sizes)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(kinds=kinds, landing=landing, sizes=sizes)
     (result,) = receiver.poll()
     assert (result.status, result.request_id, result.attempt, result.slice_id) == (
         "done",
@@ -50,11 +46,7 @@ def test_a_request_lands_between_any_two_memory_types(here: str, there: str, siz
 
 
 def test_groups_of_a_slice_are_submitted_together_and_end_in_any_order() -> None:
-    world = World(policy=held)
-    receiver = world.receiver()
-    world.offer("a", 37)
-    receiver.ask("a", 37)
-    world.step()
+    world, receiver = sending(policy=held)
     assert world.network.log == [("prepare", 0), ("prepare", 1), ("start", 0), ("start", 1)]
     world.network.finish(1)
     world.step()

@@ -19,6 +19,8 @@ from sparse_kvcm.transfer.wire import (
     BounceGrant,
     Cancel,
     PageList,
+    Ping,
+    Pong,
     RequestData,
     SliceResult,
     TransferGroup,
@@ -30,20 +32,18 @@ from sparse_kvcm.transfer.wire import (
 from transfer_cases import HISTORY, Side, project
 
 REQUEST = RequestData("r", 3, 1, 4, 8, 24, 30, (PageList.of(0, 1, [5, -1, 7]),), None)
-SCATTER = b"".join(value.to_bytes(8, "little") for value in (4096, 512, 8192, 512))
-GROUP = TransferGroup("VRAM", "VRAM", 1, 1024, 1 << 20, SCATTER)
+GROUP = TransferGroup("VRAM", "VRAM", 1, 1024, 1 << 20)
 RESULT = SliceResult("r", 3, 1, "done", 2, "", (GROUP, TransferGroup("VRAM", "DRAM", 3, 99)))
 CARD = make_card("a", "nixl", RankInfo(2, 3, "attention_dp"), b"md", Side([HISTORY], 8).table)
 
 
-@pytest.mark.parametrize("message", [REQUEST, RESULT, Cancel("r", 3, "enough")])
+@pytest.mark.parametrize("message", [REQUEST, RESULT, Cancel("r", 3, "enough"), Ping(), Pong()])
 def test_a_message_comes_back_as_it_was(message) -> None:
     assert decode_message(encode_message(message)) == message
 
 
-def test_slots_and_scatter_lists_come_back_as_arrays() -> None:
+def test_slots_come_back_as_an_array() -> None:
     assert REQUEST.pages[0].slots.tolist() == [5, -1, 7]
-    assert GROUP.scatter_ranges.tolist() == [[4096, 512], [8192, 512]]
 
 
 def test_a_card_brings_rank_and_table() -> None:
@@ -76,7 +76,7 @@ def test_a_request_at_odds_with_itself_is_refused(change: dict) -> None:
 
 @pytest.mark.parametrize("types", [("VRAM", "DRAM"), ("DRAM", "VRAM"), ("DRAM", "DRAM")])
 def test_a_group_that_touches_a_host_has_no_bounce(types: tuple[str, str]) -> None:
-    bad = TransferGroup(*types, 1, 1024, 1 << 20, SCATTER)
+    bad = TransferGroup(*types, 1, 1024, 1 << 20)
     with pytest.raises(PeerDataError, match="bounce"):
         decode_message(encode_message(msgspec.structs.replace(RESULT, transfer_groups=(bad,))))
     (ranges,) = project(Side([HISTORY], 8), Side([HISTORY], 8), 8).values()
@@ -85,7 +85,7 @@ def test_a_group_that_touches_a_host_has_no_bounce(types: tuple[str, str]) -> No
         describe(Route(*types), ranges, 1 << 20)
 
 
-@pytest.mark.parametrize("change", [{"scatter": b""}, {"scatter": b"1234567"}, {"num_bytes": -1}])
+@pytest.mark.parametrize("change", [{"bounce_dst_base": 0}, {"num_ranges": -1}, {"num_bytes": -1}])
 def test_a_result_at_odds_with_itself_is_refused(change: dict) -> None:
     bad = msgspec.structs.replace(GROUP, **change)
     with pytest.raises(PeerDataError):
@@ -104,6 +104,13 @@ def test_a_bad_card_is_refused(change: dict) -> None:
     card = msgspec.structs.replace(decode_card(CARD), **change)
     with pytest.raises(PeerDataError):
         decode_card(msgspec.msgpack.encode(card))
+
+
+def test_a_card_of_another_version_says_so_whatever_fields_it_has() -> None:
+    fields = msgspec.msgpack.decode(CARD) | {"version": 2, "more": 1}
+    del fields["rank"]
+    with pytest.raises(PeerDataError, match="version must be 1, got 2; both sides need"):
+        decode_card(msgspec.msgpack.encode(fields))
 
 
 @settings(max_examples=300, deadline=None)
@@ -128,7 +135,8 @@ def test_broken_messages_are_refused_or_hold_together(message, data: st.DataObje
         assert 0 <= read.token_begin <= read.token_end <= read.prompt_tokens
         assert all(one.slots.ndim == 1 for one in read.pages)
     if isinstance(read, SliceResult):
-        assert all(one.scatter_ranges.ndim == 2 for one in read.transfer_groups)
+        bounced = [one for one in read.transfer_groups if one.bounce_dst_base is not None]
+        assert all((one.source, one.target) == ("VRAM", "VRAM") for one in bounced)
 
 
 def test_every_target_has_one_sender_and_the_load_is_even() -> None:

@@ -11,9 +11,9 @@ import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
 import v4_cases as cases  # noqa: E402
+from sparse_kvcm.adapter.slot_mapping import PageGeometry  # noqa: E402
 from sparse_kvcm.deepseek_v4 import indices  # noqa: E402
 from sparse_kvcm.deepseek_v4.pools import TypePool, same_pages  # noqa: E402
-from sparse_kvcm.dsa.slot_mapping import PageGeometry  # noqa: E402
 from sparse_kvcm.models import load_geometry  # noqa: E402
 from v4_cases import INDEX, SWA, C, Run  # noqa: E402
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, kernel_page_indices  # noqa: E402
 from sparse_kvcm.deepseek_v4 import indices  # noqa: E402
-from sparse_kvcm.dsa.slot_mapping import PageGeometry  # noqa: E402
 
 torch.set_num_threads(1)
 RATIOS = st.sampled_from([4, 128])
@@ -32,10 +32,10 @@ def test_tables_agree_with_the_storage_s_own_converters(
     base = tables(np.random.default_rng(seed), 1, 7)[0]
     position %= scale
     for mode, found in (
-        (kvcm.PageIndexMode.SHARED, indices.compress_table(torch.from_numpy(base), scale)),
+        (kvcm.PageIndexMode.SHARED, kernel_page_indices(torch.from_numpy(base), scale)),
         (
             kvcm.PageIndexMode.PER_LAYER,
-            indices.sliding_table(torch.from_numpy(base), scale, position),
+            kernel_page_indices(torch.from_numpy(base), scale, position),
         ),
     ):
         converter = kvcm.PageIndexConverter(scale=scale, position=position, mode=mode)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
+from sparse_kvcm.dsa.scatter import scatter as real_scatter  # noqa: E402
+
 import v4_cases as cases  # noqa: E402
+from sparse_kvcm.deepseek_v4 import access  # noqa: E402
 from sparse_kvcm.step import StepRequest  # noqa: E402
 from v4_cases import Run  # noqa: E402
 
@@ -68,6 +73,26 @@ def test_a_failed_forward_is_followed_by_a_good_step(offload: bool) -> None:
     run.step(6)  # prepares without a word about the other
 
 
+@pytest.mark.parametrize("end", ["end_step", "abort_step", None])
+def test_a_selection_counts_for_its_step_alone(end: str | None) -> None:
+    """Fails if a forward that failed, or one before, leaves the slots that it wrote to."""
+    run = Run(True)
+    run.add(1, 131)
+    run.open()
+    for layer in (1, 3):
+        run.manager.select(layer, torch.zeros(1, 1, dtype=torch.int32))
+    if end is not None:
+        getattr(run.manager, end)()
+    run.lengths[1] += end == "end_step"
+    run.open()
+    for layer in (1, 3):
+        with pytest.raises(kvcm.InvalidState, match="needs a selection first"):
+            run.manager.resolved(layer)
+        with pytest.raises(kvcm.InvalidState, match="needs a selection first"):
+            run.manager.write_entries(layer, cases.C, torch.zeros(1, 64))
+    run.manager.abort_step()
+
+
 @MODES
 def test_a_step_may_run_in_several_forwards(offload: bool) -> None:
     run = Run(offload, seed=5)
@@ -88,8 +113,18 @@ def test_a_step_may_run_in_several_forwards(offload: bool) -> None:
     manager.abort_step()
 
 
-def test_a_prompt_computed_in_steps_equals_one_that_was_imported() -> None:
+def test_a_prompt_computed_in_steps_equals_one_that_was_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Windows of the step lie in scratch; what later steps read must not."""
+
+    def scatter(pool: torch.Tensor, mapping: Any, *rest: Any, **options: Any) -> None:
+        """No two tokens have one place: on a GPU any of them would win."""
+        places = mapping.data[mapping.data >= 0]
+        assert len(places.unique()) == len(places)
+        real_scatter(pool, mapping, *rest, **options)
+
+    monkeypatch.setattr(access, "scatter", scatter)
     run = Run(False, max_num_tokens=400)
     manager, model = run.manager, run.manager.config.geometry
     manager.add_request(1, 900)
@@ -135,6 +170,20 @@ def test_addresses_stay_and_padding_is_at_the_tail(offload: bool) -> None:
         run.manager.end_step()
         run.lengths[1] += 1
     assert all(one == seen[0] for one in seen)
+
+
+@MODES
+def test_padding_has_neither_lengths_nor_rows_whoever_was_there_before(offload: bool) -> None:
+    run = Run(offload)
+    for request, prompt in ((1, 250), (2, 130), (3, 9)):
+        run.add(request, prompt)
+    run.step(1, padded=3)
+    step = run.manager.prepare_step([StepRequest(2, 131)], padded_size=3)
+    assert step.lengths.tolist() == step.query_lengths.tolist() == [132, 0, 0]
+    assert step.rows.tolist()[1:] == [-1, -1]
+    assert all(bool((table[1:] == -1).all()) for table in step.tables.values())
+    assert bool((run.manager.rows(0, cases.SWA)[1:] == -1).all())
+    run.manager.abort_step()
 
 
 @MODES
@@ -255,3 +304,67 @@ def test_an_aborted_step_gives_its_pages_back(offload: bool) -> None:
     if offload:
         run.manager.resume_request(2)
     assert free() == before
+
+
+def free_slots(run: Run, level: int) -> list[int]:
+    return [one.free for one in run.manager.store.storage.get_storage_statistics(level)]
+
+
+@pytest.mark.parametrize("max_num_tokens", [None, 400])
+def test_pages_of_a_suspended_resident_request_lie_on_the_host(max_num_tokens: int | None) -> None:
+    run = Run(False, seed=6, cold_quota=8 * cases.MIB, max_num_tokens=max_num_tokens)
+    nothing = free_slots(run, 0)
+    run.add(1, 130)
+    empty, host = free_slots(run, 0), free_slots(run, 1)
+    run.add(2, 500)
+    run.step(3)
+    parked = run.lengths.pop(2)
+    run.manager.suspend_request(2)
+    assert free_slots(run, 0) == empty
+    assert free_slots(run, 1) != host
+    run.add(3, 500)  # takes what the other had
+    run.step(3)
+    run.manager.free_request(3)
+    del run.lengths[3]
+    run.manager.resume_request(2)
+    assert free_slots(run, 1) == host
+    run.lengths[2] = parked
+    run.step(9)
+    run.manager.suspend_request(2)
+    for request in (1, 2):
+        run.manager.free_request(request)
+    assert (free_slots(run, 0), free_slots(run, 1)) == (nothing, host)
+
+
+def test_without_room_on_either_side_a_resident_request_stays_where_it_is() -> None:
+    run = Run(False, seed=7, cold_quota=cases.MIB, gpu_quota=1, max_batch_size=2)
+    parked: dict[int, int] = {}
+    refused = ""
+    for request in range(1, 50):
+        run.add(request, 500)
+        run.step()
+        try:
+            run.manager.suspend_request(request)
+        except kvcm.OutOfPages as error:
+            refused = str(error)
+            break
+        parked[request] = run.lengths.pop(request)
+    assert parked
+    assert f"[suspend_request] the host has no room for the pages of request {request};" in refused
+    run.step(3)  # it is where it was
+    storage = run.manager.store.storage
+    hog = storage.create_request_pages()
+    length = 128
+    while hog.resize(length, 0):
+        length += 128
+    request = next(iter(parked))
+    with pytest.raises(
+        kvcm.OutOfPages, match=rf"\[resume_request\] no pages .* request {request} "
+    ):
+        run.manager.resume_request(request)
+    run.step()
+    hog.close()
+    run.manager.free_request(next(iter(run.lengths)))
+    run.manager.resume_request(request)
+    run.lengths = {request: parked[request]}
+    run.step(5)

@@ -89,7 +89,9 @@ def test_short_prompts_are_imported_in_every_type(
     wide = cases.geometry(**WIDE)
     sizes = {"geometry": wide, "gpu_quota": 64 << 20}
     if (offload, kv_dtype, index_dtype) == (False, "nvfp4", "bf16"):  # 256 bytes each, in one pool
-        with pytest.raises(kvcm.InvalidArgument, match="take another kv_dtype or index_dtype"):
+        with pytest.raises(
+            kvcm.InvalidArgument, match="pages of two sizes .* nvfp4 and bf16, 8192 B each"
+        ):
             cases.manager(offload, kv_dtype=kv_dtype, index_dtype=index_dtype, **sizes)
         return
     made = cases.manager(offload, kv_dtype=kv_dtype, index_dtype=index_dtype, **sizes)

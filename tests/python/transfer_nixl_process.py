@@ -83,3 +83,29 @@ def hold(pipe: Connection, size: int) -> None:
     transport.register([Region(memory.ctypes.data, size, "DRAM")])
     pipe.send((transport.metadata(), memory.ctypes.data))
     pipe.recv()
+
+
+def make_on_gpu(name: str) -> NixlTransport:
+    """A NIXL agent of a process that has a CUDA context."""
+    import torch
+
+    torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda:0")
+    return NixlTransport(name)
+
+
+def hold_on_gpu(pipe: Connection, size: int) -> None:
+    """Register memory of GPU and host; say what has come when asked."""
+    import torch
+
+    transport = make_on_gpu("held")
+    vram = torch.zeros(size, dtype=torch.uint8, device="cuda:0")
+    dram = torch.zeros(size, dtype=torch.uint8).pin_memory()
+    torch.cuda.synchronize()
+    transport.register(
+        [Region(vram.data_ptr(), size, "VRAM"), Region(dram.data_ptr(), size, "DRAM")]
+    )
+    pipe.send((transport.metadata(), {"VRAM": vram.data_ptr(), "DRAM": dram.data_ptr()}))
+    pipe.recv()
+    pipe.send({"VRAM": vram.cpu().numpy(), "DRAM": dram.numpy()})
+    pipe.recv()

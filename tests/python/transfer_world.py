@@ -10,9 +10,10 @@ import numpy as np
 from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.copier import Copier, HostCopier, scattered
 from sparse_kvcm.transfer.in_process import InProcessTransport, Network, Policy, Transfer
+from sparse_kvcm.transfer.projection import Projection
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.sender import Outcome, Sender, SenderUse
-from sparse_kvcm.transfer.transport import Region, Route
+from sparse_kvcm.transfer.transport import Ranges, Region, Route
 from sparse_kvcm.transfer.wire import (
     BounceGrant,
     Cancel,
@@ -62,7 +63,10 @@ class FakeReceiver:
         rank: RankInfo,
         bounce: tuple[object, int],
         bounce_bytes: int,
+        projection: Projection,
     ) -> None:
+        self.projection = projection
+        self.places: dict[tuple[str, int], Ranges] = {}  # of what may be bounced, by slice
         self.copier = network.copiers.get(Route("VRAM", "VRAM"), HostCopier())
         self.side = side
         self.transport = InProcessTransport(network, name)
@@ -102,6 +106,10 @@ class FakeReceiver:
     ) -> None:
         begin, end = span or (0, tokens)
         lists = tuple(self.side.pages(tokens) if pages is None else pages)
+        if bounce is not None:
+            places = self.projection.places(lists, (begin, end), tokens)
+            parts = places.get(Route("VRAM", "VRAM"), [np.zeros((0, 2), np.uint64)])
+            self.places[name, slices[0]] = np.concatenate(parts)
         self.tell(RequestData(name, attempt, *slices, begin, end, tokens, lists, bounce))
 
     def tell(self, message: RequestData | SliceResult | Cancel) -> None:
@@ -113,7 +121,9 @@ class FakeReceiver:
         for one in new:
             for group in one.transfer_groups:
                 if group.bounce_dst_base is not None:
-                    ranges = scattered(group.bounce_dst_base, group.scatter_ranges)
+                    places = self.places[one.request_id, one.slice_id]
+                    assert group.num_bytes == places[:, 1].sum()
+                    ranges = scattered(group.bounce_dst_base, places)
                     copy = self.copier.start(ranges)
                     while not copy.query():
                         pass
@@ -162,7 +172,10 @@ class World:
         """A receiver that both sides have met."""
         side = self.make_side(self.landing, self.sizes[1], self.num_slots)
         bounce = self.make_bytes(self.bounce_bytes)
-        one = FakeReceiver(self.network, name, side, rank or RankInfo(), bounce, self.bounce_bytes)
+        projection = Projection(self.source.table, side.table)
+        one = FakeReceiver(
+            self.network, name, side, rank or RankInfo(), bounce, self.bounce_bytes, projection
+        )
         self.sender.add_peer(one.card())
         one.transport.add_peer(self.transport.metadata())
         self.receivers.append(name)
@@ -195,3 +208,13 @@ class World:
         assert self.network.transfers == {}
         self.sender.close()
         assert self.transport.regions == {}
+
+
+def sending(**how) -> tuple[World, FakeReceiver]:
+    """A world, made so, in which request "a" has been offered, asked for and begun to be sent."""
+    world = World(**how)
+    receiver = world.receiver()
+    world.offer("a", 37)
+    receiver.ask("a", 37)
+    world.step()
+    return world, receiver

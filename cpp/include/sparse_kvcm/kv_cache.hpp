@@ -139,12 +139,13 @@ class KvCache {
   // the pages had before; returns when done. Any number of threads may be in it for one request,
   // and one may close() it meanwhile: its pages go back when the last of them is out.
   // Throws InvalidArgument for a bad group, a wrong number of regions, null data, a page stride
-  // shorter than a page, or units that are not reserved; InvalidState if CLOSED or not receiving.
+  // shorter than a page, or units that are not reserved or have been written; InvalidState if
+  // CLOSED or not receiving.
   void write_history(std::int32_t group, const HistoryPages& pages);
   // The newest units, as many as its window has, are also loaded into the lease, if it has one: the
   // last page is there without a fetch. Ordered on `stream`.
-  // Throws InvalidState if CLOSED, not receiving, or units have not been written, or twice; and
-  // what the device throws. The request is still receiving then.
+  // Throws InvalidState if CLOSED, not receiving, or units have not been written; and what the
+  // device throws. The request is still receiving then.
   void commit_history(Stream stream);
 
   // Leaves its Batch and returns pages and lease; during an open step that has the request, they

@@ -42,18 +42,16 @@ void KvCache::write_history(std::int32_t group, const HistoryPages& pages) {
     host_pages = request->begin_write(group, pages);
     ready = request->reserved_ready;
   }
-  const auto end = [&](std::int32_t num_units) {
-    const auto held = manager.lock();
-    request->end_write(group, num_units);
-  };
   try {
     if (ready) manager.backend->synchronize(*ready);
     manager.history.write(group, pages, host_pages);
   } catch (...) {
-    end(0);
+    const auto held = manager.lock();
+    request->drop_write(group, pages);
     throw;
   }
-  end(pages.num_units);
+  const auto held = manager.lock();
+  request->end_write();
 }
 void KvCache::commit_history(Stream stream) {
   const auto held = request_->manager()->lock_for("KvCache.commit_history");

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "manager/manager_state.hpp"
@@ -33,11 +34,11 @@ class Request {
   [[nodiscard]] bool resize(std::int32_t capacity, std::int32_t history_length, Stream stream);
   void import_history(std::span<const UnitRows> layers, std::int32_t num_units, Stream stream);
   [[nodiscard]] bool reserve_history(std::int32_t num_units);
-  // Checks, and keeps the pages from others until end_write.
+  // Checks, and keeps the pages from others until end_write, or drop_write after a failure.
   [[nodiscard]] std::vector<std::int32_t> begin_write(std::int32_t group,
                                                       const HistoryPages& pages);
-  // `num_units`: what was written, 0 after a failure.
-  void end_write(std::int32_t group, std::int32_t num_units) noexcept;
+  void end_write() noexcept;
+  void drop_write(std::int32_t group, const HistoryPages& pages) noexcept;
   void commit_history(Stream stream);
   [[nodiscard]] bool is_receiving() const { return reserved > committed; }
   void close() noexcept;
@@ -99,12 +100,17 @@ class Request {
   EventPtr reserved_ready;                // behind who used their pages before
 
  private:
+  using Marks = std::vector<bool>::iterator;
+
   void check_open(const char* function) const;
   void check_not_in_step(const char* function) const;
   void check_not_receiving(const char* function) const;
   void check_reserve(std::int32_t num_units) const;
   void check_write(std::int32_t group, const HistoryPages& pages) const;
   void check_regions(std::int32_t group, const HistoryPages& pages) const;
+  // Begin and end of the units of a write.
+  [[nodiscard]] std::pair<Marks, Marks> written(std::int32_t group,
+                                                const HistoryPages& pages) noexcept;
   void check_resize(std::int32_t capacity, std::int32_t history_length) const;
   void check_import(std::span<const UnitRows> layers, std::int32_t num_units) const;
   void check_import_layers(std::span<const UnitRows> layers, std::int32_t num_units) const;
@@ -122,10 +128,10 @@ class Request {
 
   const std::shared_ptr<ManagerState> manager_;
   const LeaseShape shape_;
-  std::span<std::int32_t> host_buffer_;  // the index buffer of the sparse layer group
-  LayerGroupStatistics host_counter_;    // and its statistics
-  std::int32_t num_writers_ = 0;         // calls of write_history that are under way
-  std::vector<std::int64_t> written_;    // units, by group, while receiving
+  std::span<std::int32_t> host_buffer_;     // the index buffer of the sparse layer group
+  LayerGroupStatistics host_counter_;       // and its statistics
+  std::int32_t num_writers_ = 0;            // calls of write_history that are under way
+  std::vector<std::vector<bool>> written_;  // by group, the units from `committed` on
 };
 
 }  // namespace sparse_kvcm

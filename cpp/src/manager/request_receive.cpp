@@ -41,7 +41,8 @@ void Request::check_reserve(std::int32_t num_units) const {
 
 bool Request::reserve_history(std::int32_t num_units) {
   check_reserve(num_units);
-  written_.assign(static_cast<std::size_t>(manager_->num_groups()), 0);
+  written_.assign(static_cast<std::size_t>(manager_->num_groups()),
+                  std::vector<bool>(static_cast<std::size_t>(num_units)));
   const auto pages_before = static_cast<std::int32_t>(pages.size());
   if (!take_pages(committed + num_units)) {
     keep_pages(pages_before);
@@ -69,6 +70,12 @@ void Request::check_write(std::int32_t group, const HistoryPages& source) const 
   check_regions(group, source);
 }
 
+std::pair<Request::Marks, Request::Marks> Request::written(std::int32_t group,
+                                                           const HistoryPages& source) noexcept {
+  const auto begin = written_[static_cast<std::size_t>(group)].begin() + (source.first - committed);
+  return {begin, begin + source.num_units};
+}
+
 void Request::check_regions(std::int32_t group, const HistoryPages& source) const {
   constexpr const char* kFunction = "KvCache.write_history";
   const SelectionGroupConfig& config = manager_->config.groups[static_cast<std::size_t>(group)];
@@ -90,14 +97,27 @@ void Request::check_regions(std::int32_t group, const HistoryPages& source) cons
 
 std::vector<std::int32_t> Request::begin_write(std::int32_t group, const HistoryPages& source) {
   check_write(group, source);
+  const auto [begin, end] = written(group, source);
+  const auto twice = std::find(begin, end, true);
+  if (twice != end) {
+    fail_argument("KvCache.write_history", "units must be written once, got ", source.num_units,
+                  " from ", source.first, ", of which ", source.first + (twice - begin),
+                  " has been");
+  }
   std::vector<std::int32_t> taken = pages;
+  std::fill(begin, end, true);
   ++num_writers_;
   return taken;
 }
 
-void Request::end_write(std::int32_t group, std::int32_t num_units) noexcept {
+void Request::drop_write(std::int32_t group, const HistoryPages& source) noexcept {
+  const auto [begin, end] = written(group, source);
+  std::fill(begin, end, false);
+  end_write();
+}
+
+void Request::end_write() noexcept {
   --num_writers_;
-  written_[static_cast<std::size_t>(group)] += num_units;
   if (state == KvCacheState::kClosed && left_step == nullptr) end_step(Growth::kDrop);
 }
 
@@ -108,9 +128,10 @@ void Request::commit_history(Stream stream) {
   if (num_writers_ > 0)
     fail_state(kFunction, num_writers_, " calls of write_history are under way");
   for (std::size_t group = 0; group < written_.size(); ++group) {
-    if (written_[group] != reserved - committed) {
+    const auto lacking = std::find(written_[group].begin(), written_[group].end(), false);
+    if (lacking != written_[group].end()) {
       fail_state(kFunction, "each of the ", reserved - committed, " units must be written once, ",
-                 "group ", group, " got ", written_[group]);
+                 "group ", group, " lacks unit ", committed + (lacking - written_[group].begin()));
     }
   }
   manager_->check_not_capturing(kFunction, stream);
@@ -126,6 +147,7 @@ void Request::commit_history(Stream stream) {
   history = tokens = std::max(history, committed * manager_->config.tokens_per_unit);
   window_begin = begin;
   reserved_ready = nullptr;
+  written_.clear();
 }
 
 }  // namespace sparse_kvcm

@@ -11,14 +11,16 @@ import numpy as np
 
 from sparse_kvcm._core import (
     Batch,
+    InvalidState,
     KvCache,
     KvCacheManager,
+    KvCacheState,
     OutOfPages,
     PageRange,
     ResizeResult,
     StepErrors,
 )
-from sparse_kvcm.adapter.store import check_new, no_room
+from sparse_kvcm.adapter.store import check_new, is_away, no_room, no_row
 from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.ops import ResolveOutputs
 
@@ -43,6 +45,10 @@ class StepFaultError(RuntimeError):
 class _Request:
     cache: KvCache
     max_tokens: int  # a need counts whole units
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.cache.state == KvCacheState.SUSPENDED
 
 
 class BatchStore:
@@ -86,6 +92,8 @@ class BatchStore:
     def take(self, request_id: int, capacity: int, history: int) -> None:
         """See `Store`."""
         one = self._requests[request_id]
+        if one.is_suspended:
+            raise is_away("import_history", request_id)
         if capacity > one.max_tokens or not one.cache.resize(capacity, history, self._stream):
             raise no_room(request_id, capacity, one.max_tokens)
 
@@ -151,7 +159,16 @@ class BatchStore:
 
     def seat(self, request_id: int) -> int:
         """See `Store`."""
-        return self.batch.add(self._requests[request_id].cache)
+        one = self._requests[request_id]
+        if one.is_suspended:
+            raise is_away("prepare_step", request_id)
+        try:
+            return self.batch.add(one.cache)
+        except InvalidState as error:
+            seated = sum(other.cache.row is not None for other in self._requests.values())
+            if one.cache.row is None and seated == self.max_rows:
+                raise no_row(request_id, seated) from error
+            raise
 
     def unseat(self, request_id: int) -> None:
         """See `Store`."""

@@ -68,6 +68,7 @@ class RequestManager(ABC, Generic[StepT]):
             If there is no room for what it leaves; it stays as it was.
         """
         self._check_known("suspend_request", request_id)
+        self._check_closed("suspend_request")
         self.store.suspend(request_id)
 
     def resume_request(self, request_id: int) -> None:
@@ -99,8 +100,8 @@ class RequestManager(ABC, Generic[StepT]):
         padded_size : int, optional
             Rows of the graph that runs it.
         """
+        self.abort_step()  # also if there are late errors
         self.store.check_late_errors()
-        self._forget()
         prepared = prepare(
             self.store, requests, padded_size=padded_size, decode_only=self.store.decodes_only
         )
@@ -113,7 +114,7 @@ class RequestManager(ABC, Generic[StepT]):
 
     def end_step(self) -> None:
         """Make the step's tokens real. Who still reads is waited for before memory is reused."""
-        prepared = self._open("end_step").prepared
+        prepared = self.require_step("end_step").prepared
         self.store.commit(prepared.rows[: len(prepared.requests)])
         self._forget()
 
@@ -125,6 +126,18 @@ class RequestManager(ABC, Generic[StepT]):
     @property
     def step(self) -> StepT | None:
         """The step that is open."""
+        return self._step
+
+    def require_step(self, function: str) -> StepT:
+        """The step that is open, for a call of this name.
+
+        Raises
+        ------
+        InvalidState
+            If none is.
+        """
+        if self._step is None:
+            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
         return self._step
 
     # --- for adapters ---
@@ -141,10 +154,9 @@ class RequestManager(ABC, Generic[StepT]):
         self._step = None
         self._forget_selections()
 
-    def _open(self, function: str) -> StepT:
-        if self._step is None:
-            raise InvalidState(f"[{function}] no step is open; call prepare_step first")
-        return self._step
+    def _check_closed(self, function: str) -> None:
+        if self._step is not None:
+            raise InvalidState(f"[{function}] a step is open; end or abort it first")
 
     def _check_known(self, function: str, request_id: int) -> int:
         """Tokens of a request, which must be known."""

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparse_kvcm._core import InvalidArgument, InvalidState, PageRange, RequestPages, Storage
-from sparse_kvcm.adapter.store import check_new, no_room
+from sparse_kvcm._core import (
+    InvalidArgument,
+    OutOfPages,
+    PageRange,
+    RequestPages,
+    Storage,
+)
+from sparse_kvcm.adapter.store import check_new, is_away, no_room, no_row
 from sparse_kvcm.adapter.streams import current_stream
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ class PageStore:
     Parameters
     ----------
     storage : Storage
-        Without selection groups.
+        Without selection groups. Pages of suspended requests go to its host tier, if it has one.
     max_rows : int
     max_tokens : int
         Most tokens of one request.
@@ -43,6 +49,7 @@ class PageStore:
         self.storage = storage
         self._max_tokens = max_tokens
         self._device = storage.config.device
+        self._has_host = storage.layout.num_levels > 1
         max_pages = math.ceil(max_tokens / storage.config.tokens_per_block)
         shape = (len(storage.layout.layer_groups), max_rows, max_pages)
         self._tables = np.full(shape, -1, np.int32)
@@ -64,6 +71,8 @@ class PageStore:
     def take(self, request_id: int, capacity: int, history: int) -> None:
         """See `Store`."""
         one = self._requests[request_id]
+        if one.suspended:
+            raise is_away("import_history", request_id)
         if capacity > one.max_tokens or not one.pages.resize(capacity, history, self._stream):
             raise no_room(request_id, capacity, one.max_tokens)
 
@@ -90,15 +99,27 @@ class PageStore:
             self._release(one)
 
     def suspend(self, request_id: int) -> None:
-        """See `Store`. Pages stay on the GPU."""
-        if self._open:
-            raise InvalidState("[suspend_request] a step is open; end or abort it first")
-        self.unseat(request_id)
-        self._requests[request_id].suspended = True
+        """See `Store`. Without a host tier its pages stay on the GPU."""
+        one = self._requests[request_id]
+        if one.suspended:
+            return
+        if self._has_host and not one.pages.suspend(self._stream):
+            raise OutOfPages(
+                f"[suspend_request] the host has no room for the pages of request {request_id}; "
+                "free a suspended request, or raise cold_quota"
+            )
+        self._unseat(one)
+        one.suspended = True
 
     def resume(self, request_id: int) -> None:
         """See `Store`."""
-        self._requests[request_id].suspended = False
+        one = self._requests[request_id]
+        if one.pages.is_suspended and not one.pages.resume(self._stream):
+            raise OutOfPages(
+                f"[resume_request] no pages on the GPU for request {request_id} of "
+                f"{one.pages.history_length} tokens; suspend or free a request and try again"
+            )
+        one.suspended = False
 
     def page_indices(self, request_id: int, layer_group: int) -> np.ndarray:
         """See `Store`."""
@@ -132,9 +153,9 @@ class PageStore:
         """See `Store`."""
         one = self._requests[request_id]
         if one.suspended:
-            raise InvalidState(f"[prepare_step] request {request_id} is suspended; resume it first")
+            raise is_away("prepare_step", request_id)
         if None not in self._seats:
-            raise InvalidState(f"[prepare_step] no row is free for request {request_id}")
+            raise no_row(request_id, self.max_rows)
         row = self._seats.index(None)
         self._seats[row], one.row = one, row
         self._note(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparse_kvcm._core import InvalidArgument, OutOfPages, PageRange, Storage
+from sparse_kvcm._core import InvalidArgument, InvalidState, OutOfPages, PageRange, Storage
 from sparse_kvcm.step import StepBackend, is_int
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Store(StepBackend, Protocol):
 
         Raises
         ------
+        InvalidState
+            If the request is suspended.
         OutOfPages
             If there is no room; the request is as it was.
         """
@@ -96,6 +98,19 @@ def check_new(store: Store, request_id: int, max_tokens: int, most: int) -> None
     if store.frontier(request_id) is not None:
         raise InvalidArgument(f"[add_request] request_id {request_id} must be a new one")
     check_int("add_request", "max_tokens", max_tokens, 1, most)
+
+
+def is_away(function: str, request_id: int) -> InvalidState:
+    """What a call raises that a suspended request cannot take."""
+    return InvalidState(f"[{function}] request {request_id} is suspended; resume it first")
+
+
+def no_row(request_id: int, max_rows: int) -> InvalidState:
+    """What a step raises where others that do not take part have all rows."""
+    return InvalidState(
+        f"[prepare_step] no row is free for request {request_id}: {max_rows} others have all of "
+        "them; suspend or free one that takes no part"
+    )
 
 
 def no_room(request_id: int, tokens: int, most: int) -> OutOfPages:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, KvDtype
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def dsa_layout(
 def v4_layout(geometry: DeepSeekV4Geometry, kv_dtype: KvDtype, units_per_page: int) -> RecordLayout:
     """The entries of ratio 4 of a DeepSeek-V4 model, in pages of so many.
 
-    Windows, and entries of ratio 128, have the layout of `sparse_kvcm.models` `window_dtype`: FP8
+    Windows, and entries of ratio 128, have the layout of `sparse_kvcm.models.window_dtype`: FP8
     where entries are NVFP4.
     """
     page = PageGeometry(geometry.unit_layout(kv_dtype), units_per_page)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparse_kvcm.attention.dispatch import AttentionImplementation, AttentionRegistry
 from sparse_kvcm.attention.mla_torch import sparse_mla_torch
-from sparse_kvcm.attention.mla_tuning import COMPILED
 from sparse_kvcm.attention.pointers import AttentionBase
 from sparse_kvcm.attention.sparse_mla import sparse_mla_decode
 
@@ -22,9 +21,7 @@ def _torch(base: AttentionBase, q: torch.Tensor, rows: torch.Tensor, **options: 
     return sparse_mla_torch(q, base.buffers, rows, layout=base.layout, **options)
 
 
-TRITON_SPARSE_MLA = AttentionImplementation(
-    "triton_sparse_mla", _triton, reads_arena_rows=True, record_layouts=COMPILED
-)
+TRITON_SPARSE_MLA = AttentionImplementation("triton_sparse_mla", _triton, reads_arena_rows=True)
 TORCH_SPARSE_MLA = AttentionImplementation("torch_sparse_mla", _torch, reads_arena_rows=True)
 
 

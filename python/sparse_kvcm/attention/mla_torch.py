@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import UnitLayout
+from sparse_kvcm.adapter.scatter import gather_regions
+from sparse_kvcm.adapter.slot_mapping import map_slots
 from sparse_kvcm.attention.layouts import RecordLayout
 from sparse_kvcm.attention.mla_checks import check_decode
 from sparse_kvcm.attention.sparse_mla import KeyPart
 from sparse_kvcm.deepseek_v4.codecs import decode_entries
-from sparse_kvcm.dsa.codecs import Record, decode_latents
-from sparse_kvcm.dsa.scatter import gather
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, map_slots
+from sparse_kvcm.dsa.codecs import decode_latents
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +62,11 @@ def _units(part: KeyPart) -> torch.Tensor:
     """Decoded units, float32 ``[b, k, width]``, zeros for none."""
     layout, buffers = part.layout, part.buffers
     layout.regions(buffers)  # refuses buffers that do not fit
-    pages = [layout.page]
-    if len(buffers) > 1:
-        sizes = layout.page.layout.region_bytes
-        pages = [PageGeometry(UnitLayout([size]), layout.units_per_page) for size in sizes]
-    record: Record = ()
-    for buffer, page in zip(buffers, pages, strict=True):
-        record += gather(buffer, map_slots(part.rows.reshape(-1), page))
+    pages = [layout.page] if len(buffers) == 1 else layout.page.apart
+    rows = part.rows.reshape(-1)
+    record = gather_regions(
+        list(zip(buffers, pages, strict=True)), lambda page: map_slots(rows, page)
+    )
     rank, rope = layout.width - layout.rope, layout.rope
     if layout.value_width < layout.width:
         units = decode_latents(record, layout.kv_dtype, rank=rank, rope=rope, scale=part.kv_scale)

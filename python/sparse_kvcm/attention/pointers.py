@@ -19,7 +19,6 @@ from sparse_kvcm.attention.layouts import RecordLayout, dsa_layout, v4_layout
 from sparse_kvcm.deepseek_v4.manager import DeepseekV4CacheManager
 from sparse_kvcm.dsa.manager import DsaManager
 from sparse_kvcm.models import AttentionType
-from sparse_kvcm.models._dtypes import window_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -88,11 +87,10 @@ def attention_base(
         )
     access, geometry = manager.access, manager.config.geometry
     pages = [one for one, _ in access.buffers(layer, kind)]
-    is_selected = kind is AttentionType.COMPRESS and geometry.compress_ratios[layer] == 4
-    dtype = manager.config.kv_dtype
     units = access.layout(layer, kind).page.tokens_per_block
-    layout = v4_layout(geometry, dtype if is_selected else window_dtype(dtype), units)
-    return AttentionBase(layout, tuple(pages), is_selected and layer in access.arenas)
+    layout = v4_layout(geometry, access.kv_dtype(layer, kind), units)
+    is_arena = kind is AttentionType.COMPRESS and layer in access.arenas
+    return AttentionBase(layout, tuple(pages), is_arena)
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,8 @@ def sparse_arena_rows(
         out = torch.empty((b, width + k), dtype=torch.int32, device=slots.device)
     kernels = _requirements.kernels("rows")
     block = min(_BLOCK, power_of_two(max(width, k)))
-    tail_blocks = -(-width // block)
-    grid = (b, tail_blocks - (-k // block))
+    window_blocks = -(-width // block)
+    grid = (b, window_blocks - (-k // block))
     with _requirements.launches_on(FUNCTION, "slots", slots):
         if b and grid[1]:
             kernels.arena_rows[grid](
@@ -198,9 +198,9 @@ def sparse_arena_rows(
                 UNITS=form.units_per_page,
                 PAGE_STRIDE=form.rows_per_page,
                 UNIT_STRIDE=form.unit_stride,
-                TAIL=width,
-                TAIL_UNITS=window.tokens_per_page if window else 1,
-                TAIL_BLOCKS=tail_blocks,
+                WINDOW=width,
+                WINDOW_UNITS=window.tokens_per_page if window else 1,
+                WINDOW_BLOCKS=window_blocks,
                 BLOCK=block,
             )
     if selection is not None and os.environ.get(DEBUG_ASSERT) == "1":

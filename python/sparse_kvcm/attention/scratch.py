@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, UnitLayout
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
 from sparse_kvcm.attention import _requirements
 from sparse_kvcm.attention.checks import check_region, check_tensor, power_of_two
 from sparse_kvcm.attention.layouts import RecordLayout
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
 from sparse_kvcm.models.kv_scratch import scratch_rows
 
 if TYPE_CHECKING:

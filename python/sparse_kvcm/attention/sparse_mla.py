@@ -18,7 +18,6 @@ from sparse_kvcm.attention import _requirements
 from sparse_kvcm.attention.layouts import Part, RecordLayout, Region
 from sparse_kvcm.attention.mla_checks import check_decode
 from sparse_kvcm.attention.mla_tuning import (
-    COMPILED,
     Tuning,
     WorkPlan,
     heads_of_program,
@@ -119,7 +118,6 @@ def sparse_mla_decode(
     ------
     InvalidArgument
         Before any launch, naming the argument. Rows are not looked at: they lie on the device.
-        Also for NVFP4 records on a GPU: what the kernel compiled of them was wrong on an H200.
     """
     import torch
 
@@ -127,8 +125,6 @@ def sparse_mla_decode(
     if window is not None:
         parts.insert(0, window)
     check_decode(FUNCTION, q, parts, softmax_scale, sinks, out, lse)
-    if q.is_cuda:
-        _check_compiles(parts)
     b, heads, _ = q.shape
     tuned = tuning or tuning_of(heads, layout.name)
     work = plan_work(b, heads, tuple(part.rows.shape[1] for part in parts), tuned) if b else None
@@ -155,15 +151,6 @@ def workspace_bytes(
         return 0
     work = plan_work(b, heads, widths, tuning or tuning_of(heads, layout.name))
     return work.workspace_bytes(heads, layout.value_width)
-
-
-def _check_compiles(parts: Sequence[KeyPart]) -> None:
-    for part in parts:
-        if part.layout.name not in COMPILED:
-            raise InvalidArgument(
-                f"[{FUNCTION}] layout must be one of {', '.join(sorted(COMPILED))} on a GPU, got "
-                f"{part.layout.name}; sparse_mla_torch reads it"
-            )
 
 
 def _pieces(
@@ -220,6 +207,7 @@ def _launch(
     )
     outputs = (sinks, out, out.stride(0), out.stride(1), lse, lse.stride(0), pieces, sums)
     block_of_heads = heads_of_program(heads)
+    halves = any(part.layout.data.format == "e2m1" for part in parts)
     import triton
 
     with _requirements.launches_on(FUNCTION, "q", q):
@@ -229,13 +217,13 @@ def _launch(
             **{f"A_{name}": value for name, value in first.constants.items()},
             **{f"B_{name}": value for name, value in last.constants.items()},
             PARTS=len(parts), WIDTH=width, ROPE=layout.width - width, HEADS=block_of_heads,
-            BLOCK=tuning.block, WIDEN=triton.knobs.runtime.interpret,
+            BLOCK=tuning.block, HALVES=halves, WIDEN=triton.knobs.runtime.interpret,
             num_warps=tuning.num_warps, num_stages=tuning.num_stages,
         )  # fmt: skip
         if work.pieces:
             kernels.merge_kernel[(b, heads)](
                 *outputs, heads, sum(work.blocks), work.per_program, stored[1], WIDTH=width,
-                num_warps=4,
+                HALVES=halves, num_warps=4,
             )  # fmt: skip
 
 

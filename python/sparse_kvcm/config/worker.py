@@ -69,6 +69,20 @@ class CacheTransceiverConfig(ConfigModel):
         description="Pages of history, of all layers together, that are on their way at a time; "
         "pinned, out of host_history_size.",
     )
+    bounce_bytes: int = Field(
+        384 << 20,
+        ge=0,
+        le=1 << 40,
+        description="Of GPU memory, in which small pages from another GPU arrive side by side: a "
+        "quarter of what is free at most, and made before the cache is sized. 0: none.",
+    )
+    silence_s: float = Field(
+        30.0,
+        gt=0,
+        le=86400,
+        description="Seconds that a peer may leave a Ping without an answer. Then its requests "
+        "fail; after as many again their pages come back.",
+    )
 
 
 class ContextParallelConfig(ConfigModel):

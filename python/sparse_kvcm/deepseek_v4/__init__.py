@@ -13,13 +13,13 @@
 Nothing here imports torch before a manager is made or an array handed in.
 """
 
+from sparse_kvcm.adapter.config import OffloadSizes
 from sparse_kvcm.deepseek_v4.choice import choose_version
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import DeepseekV4History, least_inputs
 from sparse_kvcm.deepseek_v4.indices import AttentionIndices
 from sparse_kvcm.deepseek_v4.manager import DeepseekV4CacheManager
 from sparse_kvcm.deepseek_v4.step import DeepseekV4Step
-from sparse_kvcm.dsa.config import OffloadSizes
 from sparse_kvcm.models import AttentionType
 
 __all__ = [

@@ -6,25 +6,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, Storage
+from sparse_kvcm.adapter import floats
+from sparse_kvcm.adapter.scatter import Pages, Record, gather_regions, scatter, scatter_regions
+from sparse_kvcm.adapter.slot_mapping import map_slots
 from sparse_kvcm.deepseek_v4 import codecs
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
-from sparse_kvcm.deepseek_v4.history import width_of
+from sparse_kvcm.deepseek_v4.history import check_has, width_of
 from sparse_kvcm.deepseek_v4.indices import check_row_count, map_items
 from sparse_kvcm.deepseek_v4.pools import TypeLayout, TypePool, layout_of, make_pools
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step
-from sparse_kvcm.dsa import _fp
-from sparse_kvcm.dsa.codecs import Record, decode_index_keys, encode_index_keys
-from sparse_kvcm.dsa.scatter import Skip, gather, scatter
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping, map_slots
-from sparse_kvcm.models import AttentionType, KvDtype
-from sparse_kvcm.models._dtypes import window_dtype
+from sparse_kvcm.dsa.codecs import decode_index_keys, encode_index_keys
+from sparse_kvcm.models import AttentionType, KvDtype, window_dtype
 from sparse_kvcm.models.attention_types import types_of_ratio
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-Buffer = tuple["torch.Tensor", PageGeometry]
 
 
 class Access:
@@ -48,14 +45,11 @@ class Access:
         geometry = config.geometry
         for ratio in sorted(set(geometry.compress_ratios)):
             for kind in types_of_ratio(ratio):
-                page, kv, index = config.tokens_per_block, config.kv_dtype, config.index_dtype
-                layout = layout_of(geometry, kind, ratio, page, kv, index)
-                self._layouts[ratio, kind] = layout
+                layout = self._layouts[ratio, kind] = layout_of(config, kind, ratio)
                 if not (arenas and ratio == 4 and kind is AttentionType.COMPRESS):
                     self.pools[ratio, kind] = make_pools(
                         storage, geometry, kind, ratio, layout.page
                     )
-
         for (ratio, kind), pools in self.pools.items():
             for pool in pools:
                 rows = len(pool.view(next(iter(pool.layers)))) * pool.page.tokens_per_block
@@ -80,12 +74,19 @@ class Access:
         group = pool.layer_group
         return pool.table(layer, step.tables[group], step.scratch[group])
 
-    def buffers(self, layer: int, kind: AttentionType) -> list[Buffer]:
+    def buffers(self, layer: int, kind: AttentionType) -> list[Pages]:
         """Pages by those indices, region by region where regions are buffers of their own."""
         key = self._key("get_buffers", layer, kind)
         if kind is AttentionType.COMPRESS and layer in self.arenas:
             return [(self.arenas[layer], self._layouts[key].page)]
         return [(pool.view(layer), pool.page) for pool in self.pools[key]]
+
+    def kv_dtype(self, layer: int, kind: AttentionType) -> KvDtype:
+        """Data type of windows and entries: selected ones have the configuration's."""
+        config = self._config
+        ratio = config.geometry.compress_ratios[layer]
+        selected = kind is AttentionType.COMPRESS and ratio == 4
+        return config.kv_dtype if selected else window_dtype(config.kv_dtype)
 
     # --- items of a step ---
 
@@ -110,9 +111,8 @@ class Access:
 
     def read(self, layer: int, kind: AttentionType, rows: torch.Tensor) -> torch.Tensor:
         """Read rows of the buffers, float32 ``[..., width]``."""
-        record: Record = ()
-        for view, page in self.buffers(layer, kind):
-            record += gather(view, map_slots(rows.reshape(-1), page))
+        flat = rows.reshape(-1)
+        record = gather_regions(self.buffers(layer, kind), lambda page: map_slots(flat, page))
         values = self.decode(layer, kind, record)
         return values.view(*rows.shape, values.shape[-1])
 
@@ -121,7 +121,7 @@ class Access:
     ) -> None:
         """Write the newest inputs up to each query, ``[n, m, width]``."""
         n, count, width = values.shape
-        places, items = self._inputs(step, layer, kind, count, 0, at)
+        places, items = self._inputs("write_states", step, layer, kind, count, 0, at)
         # Of several inputs for one row of a ring the newest counts; without it order would decide.
         newest = step.lengths[places].long() - self.layout(layer, kind).page.tokens_per_block
         items = items.masked_fill(items < newest, -1)
@@ -131,10 +131,12 @@ class Access:
         self, step: DeepseekV4Step, layer: int, kind: AttentionType, count: int, skip: int, at: At
     ) -> torch.Tensor:
         """Read inputs behind the newest `skip`, ``[n, count, width]``."""
-        places, items = self._inputs(step, layer, kind, count, skip, at)
-        ((view, _),) = self.buffers(layer, kind)
-        mapping = self._map(layer, kind, self.table(step, layer, kind), places, items)
-        values = self.decode(layer, kind, gather(view, mapping))
+        places, items = self._inputs("read_states", step, layer, kind, count, skip, at)
+        table, per_page = self.table(step, layer, kind), self.layout(layer, kind).items_per_page
+        record = gather_regions(
+            self.buffers(layer, kind), lambda page: map_items(table, places, items, page, per_page)
+        )
+        values = self.decode(layer, kind, record)
         return values.view(-1, count, values.shape[-1])
 
     # --- imports ---
@@ -179,11 +181,11 @@ class Access:
                 f"got {tuple(values.shape)}"
             )
         if kind.is_state:
-            return (_fp.to_bytes(values.to(torch.float32)),)
+            return (floats.to_bytes(values.to(torch.float32)),)
         if kind is AttentionType.INDEXER_COMPRESS:
             config = self._config
             return encode_index_keys(values, config.index_dtype, index_scale=config.index_scale)
-        return self._encode_entries(values, self._dtype(layer, kind))
+        return self._encode_entries(values, self.kv_dtype(layer, kind))
 
     def decode(self, layer: int, kind: AttentionType, record: Record) -> torch.Tensor:
         """Bytes as elements, float32 ``[n, width]``."""
@@ -196,7 +198,7 @@ class Access:
         config = self._config
         return codecs.decode_entries(
             record,
-            self._dtype(layer, kind),
+            self.kv_dtype(layer, kind),
             head_dim=config.geometry.head_dim,
             rope=config.geometry.qk_rope_head_dim,
             scale=config.kv_scale,
@@ -208,31 +210,28 @@ class Access:
         rope, scale = self._config.geometry.qk_rope_head_dim, self._config.kv_scale
         return codecs.encode_entries(entries, kv_dtype, rope=rope, scale=scale)
 
-    def _dtype(self, layer: int, kind: AttentionType) -> KvDtype:
-        selected = (
-            kind is AttentionType.COMPRESS and self._config.geometry.compress_ratios[layer] == 4
-        )
-        return self._config.kv_dtype if selected else window_dtype(self._config.kv_dtype)
-
     def _key(self, function: str, layer: int, kind: AttentionType) -> tuple[int, AttentionType]:
-        ratios = self._config.geometry.compress_ratios
-        if not 0 <= layer < len(ratios) or kind not in types_of_ratio(ratios[layer]):
-            has = [i for i, ratio in enumerate(ratios) if kind in types_of_ratio(ratio)]
-            raise InvalidArgument(
-                f"[{function}] layer must be one with {kind.name}, of {has}, got {layer}"
-            )
-        return ratios[layer], kind
+        geometry = self._config.geometry
+        check_has(function, geometry, layer, kind)
+        return geometry.compress_ratios[layer], kind
 
     def _pools(self, layer: int, kind: AttentionType) -> list[TypePool]:
         key = self._key("table", layer, kind)
         if key not in self.pools:
             raise InvalidArgument(
-                f"[table] {kind.name} of layer {layer} is offloaded: it has slots, by select"
+                f"[rows] {kind.name} of layer {layer} is offloaded: it has slots, by select"
             )
         return self.pools[key]
 
     def _inputs(
-        self, step: DeepseekV4Step, layer: int, kind: AttentionType, count: int, skip: int, at: At
+        self,
+        function: str,
+        step: DeepseekV4Step,
+        layer: int,
+        kind: AttentionType,
+        count: int,
+        skip: int,
+        at: At,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Places and items, ``[n * count]`` each, of inputs up to each query."""
         import torch
@@ -240,25 +239,13 @@ class Access:
         most = self.layout(layer, kind).page.tokens_per_block
         if not 1 <= count <= most - skip or skip < 0:
             raise InvalidArgument(
-                f"[DeepseekV4CacheManager] inputs of {kind.name} in layer {layer} must be within "
+                f"[{function}] inputs of {kind.name} in layer {layer} must be within "
                 f"the newest {most}, got {count} behind {skip}"
             )
         steps = torch.arange(-count - skip, -skip, device=step.lengths.device)
         items = step.query_lengths[at].long()[:, None] + steps
         places = step.query_places[at][:, None].expand_as(items)
         return places.reshape(-1), items.clamp(min=-1).reshape(-1)
-
-    def _map(
-        self,
-        layer: int,
-        kind: AttentionType,
-        table: torch.Tensor,
-        places: torch.Tensor,
-        items: torch.Tensor,
-        page: PageGeometry | None = None,
-    ) -> SlotMapping:
-        layout = self.layout(layer, kind)
-        return map_items(table, places, items, page or layout.page, layout.items_per_page)
 
     def _scatter(
         self,
@@ -268,10 +255,10 @@ class Access:
         places: torch.Tensor,
         items: torch.Tensor,
         record: Record,
-        skip: Skip = "missing",
     ) -> None:
-        for view, page in self.buffers(layer, kind):
-            regions = len(page.regions)
-            mapping = self._map(layer, kind, table, places, items, page)
-            scatter(view, mapping, record[:regions], skip=skip)
-            record = record[regions:]
+        per_page = self.layout(layer, kind).items_per_page
+        scatter_regions(
+            self.buffers(layer, kind),
+            record,
+            lambda page: map_items(table, places, items, page, per_page),
+        )

@@ -5,33 +5,36 @@ Nothing here asks a tensor for a value, so that a forward which is checked can b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.adapter.arguments import check_tensor
 from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import (
     DeepseekV4History,
+    check_has,
     least_inputs,
     types_of,
     width_of,
 )
+from sparse_kvcm.deepseek_v4.step import At
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
-from sparse_kvcm.models.attention_types import types_of_ratio
+from sparse_kvcm.step import is_int
 
-if TYPE_CHECKING:
-    import torch
-
-At = slice | Sequence[int]
 FULL = (AttentionType.COMPRESS, AttentionType.INDEXER_COMPRESS)
 
 
 def check_at(function: str, at: At, num_queries: int) -> None:
     """Refuse queries that the step does not have, or that are named twice."""
     if isinstance(at, slice):
+        step = 1 if at.step is None else at.step
+        if not all(one is None or is_int(one) for one in (at.start, at.stop, step)) or step < 1:
+            raise InvalidArgument(
+                f"[{function}] at must be a slice of ints with a step >= 1, got {at}"
+            )
         return
-    if not isinstance(at, list | tuple | range):
+    if not isinstance(at, list | range):  # a tuple would index dimensions
         raise InvalidArgument(
             f"[{function}] at must be a slice or a list of queries, got {type(at).__name__}"
         )
@@ -39,47 +42,6 @@ def check_at(function: str, at: At, num_queries: int) -> None:
         check_int(function, "at", query, 0, num_queries - 1)
     if len(set(at)) != len(at):
         raise InvalidArgument(f"[{function}] at must name a query once, got {list(at)}")
-
-
-def check_tensor(
-    function: str,
-    name: str,
-    values: object,
-    shape: Sequence[int | str],
-    dtypes: Collection[torch.dtype] | None = None,
-    device: str | None = None,
-) -> torch.Tensor:
-    """Refuse another shape, type or device.
-
-    Parameters
-    ----------
-    function, name : str
-    values : torch.Tensor
-    shape : sequence
-        Of each dimension its size, or a name where any will do.
-    dtypes : collection of torch.dtype, optional
-        None: any real floating type.
-    device : str, optional
-        Where it must lie; None: anywhere.
-    """
-    import torch
-
-    if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
-        kind = getattr(values, "layout", type(values).__name__)
-        raise InvalidArgument(f"[{function}] {name} must be a dense torch.Tensor, got {kind}")
-    wanted = "float" if dtypes is None else " or ".join(str(one)[6:] for one in dtypes)
-    right = values.is_floating_point() if dtypes is None else values.dtype in dtypes
-    if not right:
-        raise InvalidArgument(f"[{function}] {name} must be {wanted}, got {values.dtype}")
-    pairs = zip(shape, values.shape, strict=False)
-    if values.ndim != len(shape) or any(a != b for a, b in pairs if isinstance(a, int)):
-        raise InvalidArgument(
-            f"[{function}] {name} must be ({', '.join(map(str, shape))}), got {tuple(values.shape)}"
-        )
-    where = values.device.type
-    if where == "meta" or (device is not None and where != torch.device(device).type):
-        raise InvalidArgument(f"[{function}] {name} must be on {device or 'a device'}, got {where}")
-    return values
 
 
 class Arguments:
@@ -109,12 +71,7 @@ class Arguments:
                 f"{', '.join(one.name for one in kinds)}, got {kind!r}"
             )
         check_int(function, "layer", layer, 0, self._geometry.num_layers - 1)
-        ratios = self._geometry.compress_ratios
-        if kind not in types_of_ratio(ratios[layer]):
-            has = [i for i, ratio in enumerate(ratios) if kind in types_of_ratio(ratio)]
-            raise InvalidArgument(
-                f"[{function}] layer must be one with {kind.name}, of {has}, got {layer}"
-            )
+        check_has(function, self._geometry, layer, kind)
 
     def values(
         self,

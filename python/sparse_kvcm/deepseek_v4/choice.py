@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa.choice import ManagerFeatures
+from sparse_kvcm.adapter.config import ManagerFeatures
 
 MANAGER = "DeepseekV4CacheManager"
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa import _fp
-from sparse_kvcm.dsa.codecs import Record, decode_latents, encode_latents
+from sparse_kvcm.adapter import floats
+from sparse_kvcm.adapter.scatter import Record
+from sparse_kvcm.dsa.codecs import decode_latents, encode_latents
 from sparse_kvcm.models import KvDtype
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ def encode_entries(
     plain, rotary = entries[:, : width - rope].to(torch.float32), entries[:, width - rope :]
     tiles = plain.reshape(len(plain), plain.shape[1] // _TILE, _TILE)
     amax = tiles.abs().amax(-1).clamp(min=_LEAST_AMAX)
-    exponent = _fp.exponent_at_least(_fp.divide(amax, _fp.E4M3_MAX))
-    codes = _fp.to_e4m3((tiles / _fp.power_of_two(exponent)[..., None]).flatten(1))
-    data = torch.cat([codes, _fp.to_bytes(rotary.to(torch.bfloat16))], 1)
-    return data, torch.nn.functional.pad(_fp.to_e8m0(exponent), (0, 1))
+    exponent = floats.exponent_at_least(floats.divide(amax, floats.E4M3_MAX))
+    codes = floats.to_e4m3((tiles / floats.power_of_two(exponent)[..., None]).flatten(1))
+    data = torch.cat([codes, floats.to_bytes(rotary.to(torch.bfloat16))], 1)
+    return data, torch.nn.functional.pad(floats.to_e8m0(exponent), (0, 1))
 
 
 def decode_entries(
@@ -84,8 +85,8 @@ def decode_entries(
     if kv_dtype != "fp8_ds_mla":
         return decode_latents(record, kv_dtype, rank=plain, rope=rope, scale=scale)
     data, footers = record
-    tiles = _fp.from_e4m3(data[:, :plain]).view(len(data), plain // _TILE, _TILE)
-    values = (tiles * _fp.from_e8m0(footers[:, :-1])[..., None]).flatten(1)
+    tiles = floats.from_e4m3(data[:, :plain]).view(len(data), plain // _TILE, _TILE)
+    values = (tiles * floats.from_e8m0(footers[:, :-1])[..., None]).flatten(1)
     rotary = data[:, plain:].contiguous().view(torch.bfloat16).to(torch.float32)
     return torch.cat([values, rotary], 1)
 

@@ -12,12 +12,13 @@ from sparse_kvcm._core import (
     InvalidArgument,
     KvCacheDesc,
     KvCacheManagerConfig,
-    SelectionGroupConfig,
     StorageConfig,
     SwaScratchReuseConfig,
 )
+from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.config import OffloadSizes, check_sizes, longest_request
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
-from sparse_kvcm.dsa.config import OffloadSizes
 from sparse_kvcm.models import DeepSeekV4Geometry, IndexDtype, KvDtype
 
 FUNCTION = "DeepseekV4CacheConfig"
@@ -53,6 +54,9 @@ class DeepseekV4CacheConfig:
         such a step share scratch slots. Not with `offload`, which only decodes.
     max_util_for_resume : float
         As in `StorageConfig`.
+    cold_quota : int
+        Host bytes for the pages of suspended requests, which stay on the GPU without. With
+        `offload` 0: it has its own.
     device : str
     offload : OffloadSizes, optional
         Keep entries of ratio 4 on the host; slots count entries. None: everything on the GPU.
@@ -75,29 +79,30 @@ class DeepseekV4CacheConfig:
     avg_seq_len: int | None = None
     max_num_tokens: int | None = None
     max_util_for_resume: float = 0.97
+    cold_quota: int = 0
     device: str = "cpu"
     offload: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(FUNCTION, self, DeepSeekV4Geometry)
+        check_sizes(FUNCTION, self.offload)
         if self.tokens_per_block not in _PAGES:
             raise InvalidArgument(
                 f"[{FUNCTION}] tokens_per_block must be 128 or 256, got {self.tokens_per_block}"
             )
-        for field in ("max_batch_size", "gpu_quota", "max_num_tokens"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"[{FUNCTION}] {field} must be >= 1, got {value}")
-        if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
-            raise InvalidArgument(
-                f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "
-                f"{self.geometry.name} takes, got {self.max_seq_len}"
-            )
-        if self.avg_seq_len is not None and not 1 <= self.avg_seq_len <= self.max_seq_len:
+        check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
+        for field in ("max_num_tokens", "avg_seq_len"):
+            if getattr(self, field) is not None:
+                check_int(FUNCTION, field, getattr(self, field), 1)
+        if self.avg_seq_len is not None and self.avg_seq_len > self.max_seq_len:
             raise InvalidArgument(
                 f"[{FUNCTION}] avg_seq_len must be in [1, max_seq_len {self.max_seq_len}], "
                 f"got {self.avg_seq_len}"
             )
-        if self.offload is not None:
+        if self.offload is None:
+            page = self.tokens_per_block
+            self.geometry.check_resident(page, self.kv_dtype, self.index_dtype)
+        else:
             self._check_offload(self.offload)
 
     def _check_offload(self, sizes: OffloadSizes) -> None:
@@ -105,6 +110,11 @@ class DeepseekV4CacheConfig:
             raise InvalidArgument(
                 f"[{FUNCTION}] max_num_tokens must be None with offload: an offloading worker "
                 f"decodes only, got {self.max_num_tokens}"
+            )
+        if self.cold_quota != 0:
+            raise InvalidArgument(
+                f"[{FUNCTION}] cold_quota must be 0 with offload, which has its own, "
+                f"got {self.cold_quota}"
             )
         if sizes.cached_slots < self.geometry.top_k:
             raise InvalidArgument(
@@ -134,7 +144,7 @@ class DeepseekV4CacheConfig:
     @property
     def constraints(self) -> list[BatchDesc]:
         """What the pools hold at least: the longest request, and a prompt's step."""
-        longest = BatchDesc([KvCacheDesc(self.max_seq_len, self.max_seq_len - 1)])
+        longest = longest_request(self.max_seq_len)
         return [longest, *([BatchDesc([self._context])] if self.max_num_tokens else [])]
 
     @property
@@ -155,11 +165,14 @@ class DeepseekV4CacheConfig:
     def _context(self) -> KvCacheDesc:
         return KvCacheDesc(min(self.max_num_tokens or 1, self.max_seq_len), 0)
 
-    def resident_storage(self) -> StorageConfig:
-        """Everything on the GPU."""
+    def storage_config(self) -> StorageConfig:
+        """Everything on the GPU, and pages of suspended requests on the host."""
         geometry = self.geometry
+        tiers = [CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)]
+        if self.cold_quota:
+            tiers.append(CacheTierConfig(CacheTier.HOST_MEM, self.cold_quota))
         return StorageConfig(
-            cache_tiers=[CacheTierConfig(CacheTier.GPU_MEM, self.gpu_quota)],
+            cache_tiers=tiers,
             layers=geometry.layers(self.tokens_per_block, self.kv_dtype, self.index_dtype),
             tokens_per_block=self.tokens_per_block,
             tokens_per_unit=geometry.tokens_per_unit,
@@ -170,31 +183,26 @@ class DeepseekV4CacheConfig:
             device=self.device,
         )
 
-    def offload_manager(self, sizes: OffloadSizes) -> KvCacheManagerConfig:
+    def manager_config(self, sizes: OffloadSizes) -> KvCacheManagerConfig:
         """Entries of ratio 4 as selection groups, everything else as dense layers."""
-        geometry, page = self.geometry, self.units_per_page
-        window = page if sizes.window_slots is None else sizes.window_slots
-        lease = min(math.ceil((sizes.cached_slots + window) / page), self.max_pages)
-        layout, roles = geometry.unit_layout(self.kv_dtype), geometry.region_roles(self.kv_dtype)
-        groups = [
-            SelectionGroupConfig(group, geometry.top_k, layout, roles) for group in geometry.groups
-        ]
+        geometry = self.geometry
+        offload = sizes.manager_fields(
+            geometry,
+            self.kv_dtype,
+            units_per_page=self.units_per_page,
+            max_pages=self.max_pages,
+            max_requests=self.max_batch_size,
+        )
         return KvCacheManagerConfig(
-            groups=groups,
-            cached_slots=sizes.cached_slots,
-            window_slots=window,
-            arena_pages=sizes.arena_pages or self.max_batch_size * lease,
-            host_pages=sizes.host_pages,
-            max_leases=self.max_batch_size,
             tokens_per_block=self.tokens_per_block,
             tokens_per_unit=geometry.tokens_per_unit,
             dense_layers=geometry.dense_layers(
                 self.tokens_per_block, self.kv_dtype, self.index_dtype
             ),
             gpu_quota=self.gpu_quota,
-            cold_quota=sizes.cold_quota,
             max_util_for_resume=self.max_util_for_resume,
             constraints=self.constraints,
             typical_step=self.typical_step,
             device=self.device,
+            **offload,
         )

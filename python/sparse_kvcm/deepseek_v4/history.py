@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
 from sparse_kvcm.models.attention_types import types_of_ratio
 
@@ -44,6 +45,22 @@ def types_of(geometry: DeepSeekV4Geometry) -> Iterable[Key]:
     for layer, ratio in enumerate(geometry.compress_ratios):
         for kind in types_of_ratio(ratio):
             yield layer, kind
+
+
+def check_has(function: str, geometry: DeepSeekV4Geometry, layer: int, kind: AttentionType) -> None:
+    """Refuse a layer that is not there, or does not keep the type.
+
+    Raises
+    ------
+    InvalidArgument
+        Naming the layers that do.
+    """
+    ratios = geometry.compress_ratios
+    if not 0 <= layer < len(ratios) or kind not in types_of_ratio(ratios[layer]):
+        has = [one for one, other in types_of(geometry) if other is kind]
+        raise InvalidArgument(
+            f"[{function}] layer must be one with {kind.name}, of {has}, got {layer}"
+        )
 
 
 def width_of(geometry: DeepSeekV4Geometry, layer: int, kind: AttentionType) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, SlotMapping, map_tokens
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, SlotMapping, map_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -31,14 +31,9 @@ def completes_entry(lengths: torch.Tensor, ratio: int) -> torch.Tensor:
     return (lengths > 0) & (lengths % ratio == 0)
 
 
-def compress_table(base: torch.Tensor, scale: int) -> torch.Tensor:
-    """Page indices of full histories, mode SHARED: slot * scale; -1 stays -1."""
-    return base.where(base < 0, base * scale)
-
-
-def sliding_table(base: torch.Tensor, scale: int, position: int) -> torch.Tensor:
-    """Page indices of windows and states, mode PER_LAYER: slot * scale + the layer's position."""
-    return base.where(base < 0, base * scale + position)
+def completed_entries(lengths: torch.Tensor, ratio: int) -> torch.Tensor:
+    """The entry that the newest token of each row completes, -1 where it completes none."""
+    return (num_entries(lengths, ratio) - 1).masked_fill(~completes_entry(lengths, ratio), -1)
 
 
 def global_indices(

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import InvalidArgument, InvalidState, KvCache, KvCacheManager, Storage
+from sparse_kvcm._core import (
+    InvalidArgument,
+    InvalidState,
+    KvCache,
+    KvCacheManager,
+    Storage,
+    StorageFill,
+)
 from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.config import ManagerFeatures
 from sparse_kvcm.adapter.manager import RequestManager
 from sparse_kvcm.adapter.page_store import PageStore
 from sparse_kvcm.adapter.store import Store, check_int
@@ -17,7 +25,6 @@ from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.history import DeepseekV4History, first_item
 from sparse_kvcm.deepseek_v4.indices import AttentionIndices
 from sparse_kvcm.deepseek_v4.step import At, DeepseekV4Step, StepMemory
-from sparse_kvcm.dsa.choice import ManagerFeatures
 from sparse_kvcm.models import AttentionType
 from sparse_kvcm.models.attention_types import STATES
 from sparse_kvcm.ops import ResolveOutputs
@@ -64,11 +71,10 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self.store: Store
         arenas = {}
         if config.offload is None:
-            self.store = PageStore(
-                Storage(config.resident_storage()), config.max_batch_size, config.max_seq_len
-            )
+            storage = Storage(config.storage_config(), StorageFill.AT_ONCE)
+            self.store = PageStore(storage, config.max_batch_size, config.max_seq_len)
         else:
-            manager = KvCacheManager(config.offload_manager(config.offload))
+            manager = KvCacheManager(config.manager_config(config.offload))
             # Rows of padding, and those whose entry is not whole, write somewhere: no branch.
             batch = manager.create_batch(
                 config.max_batch_size,
@@ -94,7 +100,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         InvalidArgument
             If it is not whole, or longer than the request may get.
         InvalidState
-            If the request has tokens, or a row.
+            If the request has tokens or a row, is suspended, or a step is open.
         OutOfPages
             If there is no room; the request stays empty.
         """
@@ -104,8 +110,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
                 f"[import_history] request {request_id} must be empty: windows and compressor "
                 "states come whole, so a history is imported once"
             )
-        if self._step is not None:
-            raise InvalidState("[import_history] a step is open; end or abort it first")
+        self._check_closed("import_history")
         check_history(self.config.geometry, history, self.store.max_tokens(request_id))
         self.store.take(request_id, history.tokens, history.tokens)
         try:
@@ -147,7 +152,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         """
         from torch.utils.dlpack import from_dlpack
 
-        step = self._open_at("select", at)
+        step = self.require_step_at("select", at)
         places = step.query_places[at]
         self._arguments.selection(layer, selection, len(places))
         if not isinstance(self.store, BatchStore):
@@ -175,6 +180,22 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
             raise InvalidState(f"[resolved] layer {layer} {lacks}")
         return self._resolved[layer][1]
 
+    def write_slots(self, layer: int, at: At = ALL) -> torch.Tensor:
+        """Slots of the entries that queries complete in an offloaded layer, int32 ``[n]``.
+
+        Of the layer's `select`, which comes first. A query that completes none has one that nobody
+        reads.
+        """
+        from torch.utils.dlpack import from_dlpack
+
+        slots: torch.Tensor = from_dlpack(self.resolved(layer).write_slots)[:, 0]
+        if self._resolved[layer][0] != at:
+            raise InvalidArgument(
+                f"[write_slots] at must be that of the layer's select, {self._resolved[layer][0]}, "
+                f"got {at}"
+            )
+        return slots
+
     def attention_indices(
         self, layer: int, selected: torch.Tensor | None = None, at: At = ALL
     ) -> AttentionIndices:
@@ -186,7 +207,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         selected : torch.Tensor, int, shape (n, k), optional
             At ratio 4: the result of `select`. At ratio 128 all whole entries are read.
         """
-        n = len(self._open_at("attention_indices", at).query_places[at])
+        n = len(self.require_step_at("attention_indices", at).query_places[at])
         self._arguments.selected(layer, selected, n)
         window = self.rows(layer, AttentionType.SWA, at)
         if self.config.geometry.compress_ratios[layer] == 128:
@@ -205,7 +226,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         width : int, optional
             Columns; None: what the longest request may need.
         """
-        step, geometry = self._open_at("rows", at), self.config.geometry
+        step, geometry = self.require_step_at("rows", at), self.config.geometry
         self._arguments.layer("rows", layer, kind, (AttentionType.SWA, *FULL))
         ratio, is_window = geometry.compress_ratios[layer], kind is AttentionType.SWA
         most = geometry.sliding_window if is_window else self.config.max_seq_len // ratio
@@ -222,13 +243,13 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def read(self, layer: int, kind: AttentionType, rows: torch.Tensor) -> torch.Tensor:
         """Read elements at rows of `get_buffers`: float32 ``[..., width]``, zeros at -1."""
-        self._open("read")
+        self.require_step("read")
         self._arguments.rows(layer, kind, rows)
         return self.access.read(layer, kind, rows)
 
     def write_window(self, layer: int, values: torch.Tensor, at: At = ALL) -> None:
         """Write each query's key and value in one, float ``[n, head_dim]``."""
-        step = self._open_at("write_window", at)
+        step = self.require_step_at("write_window", at)
         items = step.query_lengths[at] - 1
         self._arguments.values("write_window", layer, AttentionType.SWA, values, len(items))
         self.access.write(step, layer, AttentionType.SWA, step.query_places[at], items, values)
@@ -241,30 +262,21 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         A row per query; those of queries that complete none are not looked at. Offloaded entries
         go to the slots that the layer's `select` gave, so it comes first.
         """
-        step = self._open_at("write_entries", at)
+        step = self.require_step_at("write_entries", at)
         lengths = step.query_lengths[at]
         self._arguments.values("write_entries", layer, kind, values, len(lengths), FULL)
         if kind is AttentionType.COMPRESS and layer in self.access.arenas:
-            from torch.utils.dlpack import from_dlpack
-
-            slots = from_dlpack(self.resolved(layer).write_slots)[:, 0]
-            if self._resolved[layer][0] != at:
-                raise InvalidArgument(
-                    f"[write_entries] at must be that of the layer's select, "
-                    f"{self._resolved[layer][0]}, got {at}"
-                )
+            slots = self.write_slots(layer, at)
             self.access.write_arena(layer, slots, values)
             return
-        ratio = self.config.geometry.compress_ratios[layer]
-        whole = indices.completes_entry(lengths, ratio)
-        items = (indices.num_entries(lengths, ratio) - 1).masked_fill(~whole, -1)
+        items = indices.completed_entries(lengths, self.config.geometry.compress_ratios[layer])
         self.access.write(step, layer, kind, step.query_places[at], items, values)
 
     def write_states(
         self, layer: int, kind: AttentionType, values: torch.Tensor, at: At = ALL
     ) -> None:
         """Write the newest m inputs of a compressor up to each query, float ``[n, m, width]``."""
-        step = self._open_at("write_states", at)
+        step = self.require_step_at("write_states", at)
         n = len(step.query_places[at])
         self._arguments.values("write_states", layer, kind, values, n, STATES)
         self.access.write_states(step, layer, kind, values, at)
@@ -276,7 +288,7 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
         The newest ones up to each query but for the newest `skip`; zeros before the first token.
         """
-        step = self._open_at("read_states", at)
+        step = self.require_step_at("read_states", at)
         self._arguments.layer("read_states", layer, kind, STATES)
         check_int("read_states", "count", count)
         check_int("read_states", "skip", skip)
@@ -291,6 +303,20 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
         self._arguments.layer("get_buffers", layer, kind)
         return self.access.buffers(layer, kind)[0][0]
 
+    def require_step_at(self, function: str, at: At) -> DeepseekV4Step:
+        """The step that is open, which must have these queries, for a call of this name.
+
+        Raises
+        ------
+        InvalidState
+            If none is.
+        InvalidArgument
+            For queries that it does not have.
+        """
+        step = self.require_step(function)
+        check_at(function, at, len(step.query_places))
+        return step
+
     # --- parts ---
 
     def _make_step(self, prepared: PreparedStep) -> DeepseekV4Step:
@@ -298,12 +324,6 @@ class DeepseekV4CacheManager(RequestManager[DeepseekV4Step]):
 
     def _forget_selections(self) -> None:
         self._resolved.clear()
-
-    def _open_at(self, function: str, at: At) -> DeepseekV4Step:
-        """The open step, which must have these queries."""
-        step = self._open(function)
-        check_at(function, at, len(step.query_places))
-        return step
 
     def _import_items(self, request_id: int, history: DeepseekV4History) -> None:
         """Write them to the pages that the request has for them, or append them on the host."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, PageIndexMode, PageRange, Storage, UnitLayout
-from sparse_kvcm.deepseek_v4.indices import compress_table, sliding_table
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
-from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry, IndexDtype, KvDtype
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, kernel_page_indices
+from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
+from sparse_kvcm.models import AttentionType, DeepSeekV4Geometry
 from sparse_kvcm.models.attention_types import BLOCK_SCALE_ROLE, state_rows
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class TypePool:
         import torch
 
         if self.kind.index_mode is PageIndexMode.SHARED:
-            return compress_table(base, self.scale)
-        table = sliding_table(base, self.scale, self.positions[layer])
+            return kernel_page_indices(base, self.scale)
+        table = kernel_page_indices(base, self.scale, self.positions[layer])
         for one in scratch:
             converter = self.storage.get_page_index_converter(
                 self.layers[layer], self.role, PageIndexMode.PER_LAYER
@@ -174,25 +174,19 @@ class TypeLayout:
     items_per_page: int
 
 
-def layout_of(
-    geometry: DeepSeekV4Geometry,
-    kind: AttentionType,
-    ratio: int,
-    tokens_per_block: int,
-    kv_dtype: KvDtype,
-    index_dtype: IndexDtype,
-) -> TypeLayout:
+def layout_of(config: DeepseekV4CacheConfig, kind: AttentionType, ratio: int) -> TypeLayout:
     """The layout of one attention type at one compress ratio."""
+    geometry, tokens_per_block = config.geometry, config.tokens_per_block
     if kind.is_state:
         unit = UnitLayout([geometry.state_width(kind, ratio) * 4])
         return TypeLayout(PageGeometry(unit, state_rows(ratio)), tokens_per_block)
     if kind is AttentionType.SWA:
-        items, unit = tokens_per_block, geometry.window_layout(kv_dtype)
+        items, unit = tokens_per_block, geometry.window_layout(config.kv_dtype)
     elif kind is AttentionType.INDEXER_COMPRESS:
-        items, unit = tokens_per_block // ratio, geometry.index_layout(index_dtype)
+        items, unit = tokens_per_block // ratio, geometry.index_layout(config.index_dtype)
     else:
         layout = geometry.unit_layout if ratio == 4 else geometry.window_layout
-        items, unit = tokens_per_block // ratio, layout(kv_dtype)
+        items, unit = tokens_per_block // ratio, layout(config.kv_dtype)
     return TypeLayout(PageGeometry(unit, items), items)
 
 
@@ -210,10 +204,8 @@ def make_pools(
     if kind is not AttentionType.COMPRESS or BLOCK_SCALE_ROLE not in roles:
         return [TypePool(storage, kind, kind.role, layers, page)]
     pools = [
-        TypePool(
-            storage, kind, role, layers, PageGeometry(UnitLayout([size]), page.tokens_per_block)
-        )
-        for role, size in zip((kind.role, BLOCK_SCALE_ROLE), page.layout.region_bytes, strict=True)
+        TypePool(storage, kind, role, layers, one)
+        for role, one in zip((kind.role, BLOCK_SCALE_ROLE), page.apart, strict=True)
     ]
     same_pages(pools)
     return pools

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparse_kvcm.adapter.forward_table import ForwardTable
+from sparse_kvcm.adapter.slot_mapping import spread
 from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.deepseek_v4.pools import Scratch
-from sparse_kvcm.dsa.forward_table import ForwardTable
-from sparse_kvcm.dsa.slot_mapping import spread
 from sparse_kvcm.step import PADDING, PreparedStep
 
 if TYPE_CHECKING:
     import torch
 
-At = slice | Sequence[int]
+At = slice | list[int] | range  # queries of a step
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparse_kvcm._core import Storage, UnitLayout
+from sparse_kvcm._core import Storage
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
 
 if TYPE_CHECKING:
     import torch
@@ -15,18 +14,17 @@ if TYPE_CHECKING:
 
 def key_pools(storage: Storage, config: DsaCacheConfig) -> list[RolePool]:
     """Pools of latents: one role per region where scales are a buffer of their own."""
-    layout = config.geometry.unit_layout(config.kv_dtype)
     layers = {layer: layer for layer in config.geometry.history_layers}
     return [
-        RolePool(storage, role, layers, PageGeometry(UnitLayout([size]), config.page_tokens))
-        for role, size in zip(config.key_roles, layout.region_bytes, strict=True)
+        RolePool(storage, role, layers, page)
+        for role, page in zip(config.key_roles, config.latent_page.apart, strict=True)
     ]
 
 
 def index_pool(storage: Storage, config: DsaCacheConfig) -> RolePool:
     """The pool of index keys, of layers that own an indexer."""
     geometry = config.geometry
-    layers = {group[0]: geometry.num_layers + group[0] for group in geometry.groups}
+    layers = {leader: geometry.index_layer_of(leader) for leader, *_ in geometry.groups}
     return RolePool(storage, "INDEX_KEY", layers, config.index_page)
 
 

@@ -18,15 +18,15 @@ What the manager chosen cannot do is refused. It never becomes the other one by 
     suspended pages on it   allowed     refused: they stay on the GPU
     prompts in steps        resident    allowed
 
-Every manager of version 2, DeepSeek-V4's too, calls `refuse_in_v2`.
+A manager refuses for itself, too, by whoever it is made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.adapter.config import ManagerFeatures
 
 V2_ARCHITECTURES = (
     "DeepseekV3ForCausalLM",
@@ -36,26 +36,6 @@ V2_ARCHITECTURES = (
 )
 
 Version = Literal[1, 2]
-
-
-@dataclass(frozen=True)
-class ManagerFeatures:
-    """What an engine wants of a manager.
-
-    Attributes
-    ----------
-    has_connector : bool
-        A KV connector reads or writes pages.
-    beam_width : int
-    context_parallel : {"none", "helix", "star"}
-    offloads : bool
-        History goes to the host.
-    """
-
-    has_connector: bool = False
-    beam_width: int = 1
-    context_parallel: Literal["none", "helix", "star"] = "none"
-    offloads: bool = False
 
 
 def choose_version(

@@ -20,16 +20,16 @@ NVFP4 records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument
-from sparse_kvcm.dsa import _fp
+from sparse_kvcm.adapter import floats
+from sparse_kvcm.adapter.scatter import Record
 from sparse_kvcm.models import IndexDtype, KvDtype
 
 if TYPE_CHECKING:
     import torch
 
-Record: TypeAlias = "tuple[torch.Tensor, ...]"
 IndexScale = Literal["fp32", "ue8m0"]
 
 _TILE = 128  # elements of one FP32 scale
@@ -75,21 +75,21 @@ def encode_latents(
             f"[encode_latents] latents must be (n, rank {rank} + rope), got {tuple(latents.shape)}"
         )
     if kv_dtype == "bf16":
-        return (_fp.to_bytes(latents.to(torch.bfloat16)),)
+        return (floats.to_bytes(latents.to(torch.bfloat16)),)
     values = latents.to(torch.float32)
     if kv_dtype == "fp8":
-        return (_fp.to_e4m3(_fp.divide(values, scale)),)
+        return (floats.to_e4m3(floats.divide(values, scale)),)
     compressed, rope = values[:, :rank], values[:, rank:]
     if kv_dtype == "fp8_ds_mla":
-        data, scales = _scaled_e4m3(compressed, _LEAST_TILE_SCALE * _fp.E4M3_MAX)
-        rest = _fp.to_bytes(rope.to(torch.bfloat16))
-        return (torch.cat([data, _fp.to_bytes(scales), rest], 1),)
+        data, scales = _scaled_e4m3(compressed, _LEAST_TILE_SCALE * floats.E4M3_MAX)
+        rest = floats.to_bytes(rope.to(torch.bfloat16))
+        return (torch.cat([data, floats.to_bytes(scales), rest], 1),)
     if kv_dtype == "nvfp4":
         return _nvfp4(values, scale)
     if kv_dtype == "nvfp4_ds_mla":
         data, scales = _nvfp4(compressed, scale)
         columns = _blocks(scales, 4).transpose(1, 2).flatten(1)
-        return (torch.cat([data, _fp.to_e4m3(rope), columns], 1),)
+        return (torch.cat([data, floats.to_e4m3(rope), columns], 1),)
     raise _unknown("encode_latents", "kv_dtype", kv_dtype)
 
 
@@ -103,7 +103,7 @@ def decode_latents(
     if kv_dtype == "bf16":
         return data.contiguous().view(torch.bfloat16).to(torch.float32)
     if kv_dtype == "fp8":
-        return _fp.from_e4m3(data) * scale
+        return floats.from_e4m3(data) * scale
     if kv_dtype == "fp8_ds_mla":
         tiles = rank // _TILE
         codes, scales, rest = torch.split(data, [rank, 4 * tiles, 2 * rope], 1)
@@ -115,7 +115,7 @@ def decode_latents(
     if kv_dtype == "nvfp4_ds_mla":
         codes, rest, columns = torch.split(data, [rank // 2, rope, rank // _NVFP4_BLOCK], 1)
         scales = _blocks(columns, columns.shape[1] // 4).transpose(1, 2).flatten(1)
-        return torch.cat([_from_nvfp4(codes, scales, scale), _fp.from_e4m3(rest)], 1)
+        return torch.cat([_from_nvfp4(codes, scales, scale), floats.from_e4m3(rest)], 1)
     raise _unknown("decode_latents", "kv_dtype", kv_dtype)
 
 
@@ -144,17 +144,17 @@ def encode_index_keys(
             f"[encode_index_keys] keys must be (n, index_head_dim), got {tuple(keys.shape)}"
         )
     if index_dtype == "bf16":
-        return (_fp.to_bytes(keys.to(torch.bfloat16)),)
+        return (floats.to_bytes(keys.to(torch.bfloat16)),)
     values = keys.to(torch.float32)
     if index_dtype == "fp8":
         data, scales = _scaled_e4m3(values, _LEAST_INDEX_AMAX, index_scale)
-        return data, _fp.to_bytes(scales)
+        return data, floats.to_bytes(scales)
     if index_dtype == "mxfp4":
         blocks = _blocks(values, _MXFP4_BLOCK)
         amax = blocks.abs().amax(-1).clamp(min=_LEAST_TILE_SCALE)
-        exponent = _fp.exponent_at_least(_fp.divide(amax, _fp.E2M1_MAX))
-        data = _fp.to_e2m1((blocks / _fp.power_of_two(exponent)[..., None]).flatten(1))
-        return data, _fp.to_e8m0(exponent)
+        exponent = floats.exponent_at_least(floats.divide(amax, floats.E2M1_MAX))
+        data = floats.to_e2m1((blocks / floats.power_of_two(exponent)[..., None]).flatten(1))
+        return data, floats.to_e8m0(exponent)
     raise _unknown("encode_index_keys", "index_dtype", index_dtype)
 
 
@@ -168,8 +168,8 @@ def decode_index_keys(record: Record, index_dtype: IndexDtype) -> torch.Tensor:
     if index_dtype == "fp8":
         return _unscaled_e4m3(data, record[1])
     if index_dtype == "mxfp4":
-        blocks = _blocks(_fp.from_e2m1(data), _MXFP4_BLOCK)
-        return (blocks * _fp.from_e8m0(record[1])[..., None]).flatten(1)
+        blocks = _blocks(floats.from_e2m1(data), _MXFP4_BLOCK)
+        return (blocks * floats.from_e8m0(record[1])[..., None]).flatten(1)
     raise _unknown("decode_index_keys", "index_dtype", index_dtype)
 
 
@@ -183,32 +183,32 @@ def _scaled_e4m3(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """E4M3 codes and one float32 scale per 128 elements, the largest of which becomes 448."""
     tiles = _blocks(values, _TILE)
-    scales = _fp.divide(tiles.abs().amax(-1).clamp(min=least_amax), _fp.E4M3_MAX)
+    scales = floats.divide(tiles.abs().amax(-1).clamp(min=least_amax), floats.E4M3_MAX)
     if index_scale == "ue8m0":
-        scales = _fp.power_of_two(_fp.exponent_at_least(scales))
-    return _fp.to_e4m3((tiles / scales[..., None]).flatten(1)), scales
+        scales = floats.power_of_two(floats.exponent_at_least(scales))
+    return floats.to_e4m3((tiles / scales[..., None]).flatten(1)), scales
 
 
 def _unscaled_e4m3(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     import torch
 
-    tiles = _blocks(_fp.from_e4m3(codes), _TILE)
+    tiles = _blocks(floats.from_e4m3(codes), _TILE)
     return (tiles * scales.contiguous().view(torch.float32)[..., None]).flatten(1)
 
 
 def _nvfp4(values: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """E2M1 codes and one E4M3 scale per 16 elements, in units of `scale`."""
     blocks = _blocks(values, _NVFP4_BLOCK)
-    scales = _fp.to_e4m3(_fp.divide(blocks.abs().amax(-1), _fp.E2M1_MAX * scale))
-    unit = _fp.from_e4m3(scales) * scale
+    scales = floats.to_e4m3(floats.divide(blocks.abs().amax(-1), floats.E2M1_MAX * scale))
+    unit = floats.from_e4m3(scales) * scale
     # Where the scale has become 0 so do all codes.
     quotients = (blocks / unit[..., None]).masked_fill(unit[..., None] == 0, 0)
-    return _fp.to_e2m1(quotients.flatten(1)), scales
+    return floats.to_e2m1(quotients.flatten(1)), scales
 
 
 def _from_nvfp4(codes: torch.Tensor, scales: torch.Tensor, scale: float) -> torch.Tensor:
-    blocks = _blocks(_fp.from_e2m1(codes), _NVFP4_BLOCK)
-    return (blocks * (_fp.from_e4m3(scales) * scale)[..., None]).flatten(1)
+    blocks = _blocks(floats.from_e2m1(codes), _NVFP4_BLOCK)
+    return (blocks * (floats.from_e4m3(scales) * scale)[..., None]).flatten(1)
 
 
 def _unknown(function: str, name: str, value: str) -> InvalidArgument:

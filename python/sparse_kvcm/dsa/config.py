@@ -7,45 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparse_kvcm._core import (
-    BatchDesc,
     CacheTier,
     CacheTierConfig,
     InvalidArgument,
-    KvCacheDesc,
     KvCacheManagerConfig,
-    SelectionGroupConfig,
     StorageConfig,
 )
+from sparse_kvcm.adapter.arguments import check_fields
+from sparse_kvcm.adapter.config import OffloadSizes, check_sizes, longest_request
+from sparse_kvcm.adapter.slot_mapping import PageGeometry
+from sparse_kvcm.adapter.store import check_int
 from sparse_kvcm.dsa.codecs import IndexScale
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
 from sparse_kvcm.models import DsaGeometry, IndexDtype, KvDtype
 
 FUNCTION = "DsaCacheConfig"
-
-
-@dataclass(frozen=True)
-class OffloadSizes:
-    """Memory of an offloading manager, beside its pools.
-
-    Attributes
-    ----------
-    cached_slots : int
-        N of a lease: a multiple of a page, at least the model's top-k.
-    host_pages : int
-        Pages of host history, for all requests together.
-    window_slots : int, optional
-        W of a lease, a multiple of a page. None: one page.
-    arena_pages : int, optional
-        Pages of all leases. None: for a lease of N + W of each request.
-    cold_quota : int
-        Pinned host bytes for the pages in its pools of suspended requests.
-    """
-
-    cached_slots: int
-    host_pages: int
-    window_slots: int | None = None
-    arena_pages: int | None = None
-    cold_quota: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,17 +73,12 @@ class DsaCacheConfig:
     offload: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
+        check_fields(FUNCTION, self, DsaGeometry)
+        check_sizes(FUNCTION, self.offload)
         self.geometry.check_page(self.page_tokens, self.kv_dtype)
-        for field in ("max_batch_size", "gpu_quota"):
-            if getattr(self, field) < 1:
-                raise InvalidArgument(
-                    f"[{FUNCTION}] {field} must be >= 1, got {getattr(self, field)}"
-                )
-        if not 1 <= self.max_seq_len <= self.geometry.max_seq_len:
-            raise InvalidArgument(
-                f"[{FUNCTION}] max_seq_len must be in [1, {self.geometry.max_seq_len}], what "
-                f"{self.geometry.name} takes, got {self.max_seq_len}"
-            )
+        if self.offload is None:
+            self.geometry.check_resident(self.page_tokens, self.kv_dtype, self.index_dtype)
+        check_int(FUNCTION, "cold_quota", self.cold_quota, 0)
         if self.offload is not None and self.cold_quota != 0:
             raise InvalidArgument(
                 f"[{FUNCTION}] cold_quota must be 0 with offload, which has its own, "
@@ -162,7 +132,7 @@ class DsaCacheConfig:
             layers=self.geometry.layers(self.page_tokens, self.kv_dtype, self.index_dtype),
             tokens_per_block=self.page_tokens,
             max_util_for_resume=self.max_util_for_resume,
-            constraints=[self.longest_request],
+            constraints=[longest_request(self.max_seq_len)],
             device=self.device,
         )
 
@@ -172,34 +142,23 @@ class DsaCacheConfig:
         pools: dict[str, Any] = {
             "tokens_per_block": self.page_tokens,
             "gpu_quota": self.gpu_quota,
-            "cold_quota": self.cold_quota if sizes is None else sizes.cold_quota,
             "max_util_for_resume": self.max_util_for_resume,
-            "constraints": [self.longest_request],
+            "constraints": [longest_request(self.max_seq_len)],
             "device": self.device,
         }
         dtypes = self.page_tokens, self.kv_dtype, self.index_dtype
         if sizes is None:
             return KvCacheManagerConfig(
-                dense_layers=geometry.layers(*dtypes), max_new_units=self.max_seq_len, **pools
+                dense_layers=geometry.layers(*dtypes),
+                max_new_units=self.max_seq_len,
+                cold_quota=self.cold_quota,
+                **pools,
             )
-        window = self.page_tokens if sizes.window_slots is None else sizes.window_slots
-        lease = min(self.pages(sizes.cached_slots + window), self.max_pages)
-        layout, roles = geometry.unit_layout(self.kv_dtype), geometry.region_roles(self.kv_dtype)
-        return KvCacheManagerConfig(
-            groups=[
-                SelectionGroupConfig(group, geometry.top_k, layout, roles)
-                for group in geometry.groups
-            ],
-            cached_slots=sizes.cached_slots,
-            window_slots=window,
-            arena_pages=sizes.arena_pages or self.max_batch_size * lease,
-            host_pages=sizes.host_pages,
-            max_leases=self.max_batch_size,
-            dense_layers=geometry.dense_layers(*dtypes),
-            **pools,
+        offload = sizes.manager_fields(
+            geometry,
+            self.kv_dtype,
+            units_per_page=self.page_tokens,
+            max_pages=self.max_pages,
+            max_requests=self.max_batch_size,
         )
-
-    @property
-    def longest_request(self) -> BatchDesc:
-        """What the pools hold at least."""
-        return BatchDesc([KvCacheDesc(self.max_seq_len, self.max_seq_len - 1)])
+        return KvCacheManagerConfig(dense_layers=geometry.dense_layers(*dtypes), **offload, **pools)

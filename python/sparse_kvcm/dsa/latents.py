@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, InvalidState, Storage
 from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.scatter import Pages, Record, scatter
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, map_tokens
 from sparse_kvcm.dsa.buffers import key_pools, typed_view
-from sparse_kvcm.dsa.codecs import Record
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import scatter
-from sparse_kvcm.dsa.slot_mapping import PageGeometry, kernel_page_indices, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep
 from sparse_kvcm.ops import ResolveOutputs
 
@@ -44,7 +43,7 @@ class LatentStore(ABC):
         """Slots of the step's new tokens, int ``[n]``; padding has -1, or one that nobody reads."""
 
     @abstractmethod
-    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+    def buffers(self, layer: int) -> list[Pages]:
         """Pages, and how tokens lie in them: one of all regions, or one per region."""
 
     @abstractmethod
@@ -89,18 +88,19 @@ class ResidentLatents(LatentStore):
         """See `LatentStore`. Nothing is fetched: a selection is looked up."""
         import torch
 
-        self._check_width(selection)
         b, k = selection.shape
+        # Pages have room for more: a token is there once a step has written it.
+        there = selection.masked_fill(selection >= step.lengths[:, None], -1)
         places = torch.arange(b, device=selection.device).repeat_interleave(k)
         page = self.pools[0].page
-        mapping = map_tokens(step.page_tables["KEY"], places, selection.reshape(-1), page)
+        mapping = map_tokens(step.page_tables["KEY"], places, there.reshape(-1), page)
         return _slots(mapping.data, page).view(b, k)
 
     def write_slots(self, step: DsaStep, group: int) -> torch.Tensor:
         """See `LatentStore`."""
         return _slots(step.slots["KEY"].data, self.pools[0].page)
 
-    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+    def buffers(self, layer: int) -> list[Pages]:
         """See `LatentStore`."""
         return [(pool.view(layer), pool.page) for pool in self.pools]
 
@@ -114,26 +114,14 @@ class ResidentLatents(LatentStore):
         self, request_id: int, slots: torch.Tensor, history: int, records: Mapping[int, Record]
     ) -> None:
         """See `LatentStore`."""
-        import torch
-
         n = len(next(iter(records.values()))[0])
-        positions = torch.arange(history, history + n, device=slots.device)
         for number, pool in enumerate(self.pools):
-            table = kernel_page_indices(slots[None], pool.scale)
-            mapping = map_tokens(table, torch.zeros_like(positions), positions, pool.page)
+            mapping = pool.map_appended(slots, history, n)
             for layer, record in records.items():
-                scatter(pool.view(layer), mapping, (record[number],))
+                scatter(pool.view(layer), mapping, (record[number].to(slots.device),))
 
     def forget_step(self) -> None:
         """See `LatentStore`. A selection is not kept."""
-
-    def _check_width(self, selection: torch.Tensor) -> None:
-        top_k = self._config.geometry.top_k
-        if selection.ndim != 2 or not 1 <= selection.shape[1] <= top_k:
-            raise InvalidArgument(
-                f"[select] selection must be (b, k) with k in [1, top-k {top_k}], "
-                f"got {tuple(selection.shape)}"
-            )
 
 
 class OffloadedLatents(LatentStore):
@@ -160,7 +148,7 @@ class OffloadedLatents(LatentStore):
         """See `LatentStore`. Resolves, and fetches what the arena lacks for all member layers."""
         from torch.utils.dlpack import from_dlpack
 
-        out = self._selected[group] = self._store.select(group, step.rows, selection)
+        out = self._selected[group] = self._store.select(group, step.rows, selection.contiguous())
         return from_dlpack(out.slots)
 
     def resolved(self, group: int) -> ResolveOutputs:
@@ -179,7 +167,7 @@ class OffloadedLatents(LatentStore):
 
         return from_dlpack(self.resolved(group).write_slots)[:, 0]
 
-    def buffers(self, layer: int) -> list[tuple[torch.Tensor, PageGeometry]]:
+    def buffers(self, layer: int) -> list[Pages]:
         """See `LatentStore`."""
         return [(self._arenas[layer], self._config.latent_page)]
 

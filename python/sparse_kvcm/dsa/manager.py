@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 from sparse_kvcm._core import InvalidArgument, InvalidState
 from sparse_kvcm.adapter.manager import RequestManager
+from sparse_kvcm.adapter.scatter import Record, gather, gather_regions, scatter, scatter_regions
+from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_slots
 from sparse_kvcm.adapter.store import Store
 from sparse_kvcm.dsa import codecs
+from sparse_kvcm.dsa.arguments import Arguments
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.latents import LatentStore
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.scatter import gather, scatter
-from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_slots, map_tokens
 from sparse_kvcm.dsa.step_tensors import DsaStep, StepTensors
 from sparse_kvcm.step import PreparedStep
 
@@ -38,6 +39,7 @@ class DsaManager(RequestManager[DsaStep]):
         self.store = store
         self.index_keys = index_keys
         self._latents = latents
+        self._arguments = Arguments(config)
         pools = [*latents.pools, index_keys]
         self._tensors = StepTensors(pools, config.max_batch_size, config.max_pages, config.device)
 
@@ -65,7 +67,7 @@ class DsaManager(RequestManager[DsaStep]):
         InvalidArgument
             If a layer or a shape does not fit.
         InvalidState
-            If it has a row: it has decoded.
+            If it has a row: it has decoded. And if it is suspended.
         OutOfPages
             If there is no room; the request is as it was.
         """
@@ -76,7 +78,7 @@ class DsaManager(RequestManager[DsaStep]):
             raise InvalidState(
                 f"[import_history] request {request_id} has decoded; its prompt is complete"
             )
-        length = history + self._check_import(latents, index_keys)
+        length = history + self._arguments.history(latents, index_keys)
         self.store.take(request_id, length, history)
         try:
             slots = self.store.page_indices(request_id, self.index_keys.layer_group)
@@ -107,27 +109,25 @@ class DsaManager(RequestManager[DsaStep]):
             Slots, page * tokens_per_block + offset in the layers' buffers, -1 = none. They serve
             all layers that share the selection.
         """
-        step = self._open("select")
-        self._check_leader("select", layer)
+        step = self.require_step("select")
+        self._arguments.selection(layer, selection, len(step.rows))
         group = self.config.geometry.selection_group_of[layer]
         return self._latents.select(step, group, selection)
 
     def write_latents(self, layer: int, latents: torch.Tensor) -> None:
         """Write the latents of the step's new tokens, float ``[n, rank + rope]``."""
-        step = self._open("write_latents")
+        step = self.require_step("write_latents")
+        self._arguments.latents(layer, latents, step.num_new_tokens)
         record = self._encode(latents)
         slots = self._latents.write_slots(step, self.config.geometry.selection_group_of[layer])
-        for view, page in self._latents.buffers(layer):
-            regions = len(page.regions)
-            scatter(view, map_slots(slots, page), record[:regions])
-            record = record[regions:]
+        scatter_regions(self._latents.buffers(layer), record, lambda page: map_slots(slots, page))
 
     def gather_latents(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Read latents at slots of `select`: float32 ``[..., rank + rope]``, zeros at -1."""
-        self._open("gather_latents")
-        record: tuple[torch.Tensor, ...] = ()
-        for view, page in self._latents.buffers(layer):
-            record += gather(view, map_slots(slots.reshape(-1), page))
+        self.require_step("gather_latents")
+        self._arguments.slots(layer, slots)
+        flat = slots.reshape(-1)
+        record = gather_regions(self._latents.buffers(layer), lambda page: map_slots(flat, page))
         geometry = self.config.geometry
         values = codecs.decode_latents(
             record,
@@ -140,11 +140,19 @@ class DsaManager(RequestManager[DsaStep]):
 
     def write_index_keys(self, layer: int, keys: torch.Tensor) -> None:
         """Write the index keys of the step's new tokens, float ``[n, index_head_dim]``."""
-        mapping = self._open("write_index_keys").slots["INDEX_KEY"]
+        step = self.require_step("write_index_keys")
+        self._arguments.index_keys(layer, keys, step.num_new_tokens)
+        mapping = step.slots["INDEX_KEY"]
         self._scatter_index_keys(layer, mapping, keys)
 
     def gather_index_keys(self, layer: int, mapping: SlotMapping) -> torch.Tensor:
         """Read index keys, float32 ``[n, index_head_dim]``, such as of `DsaStep.full_kv`."""
+        self._arguments.leader("gather_index_keys", layer)
+        if not isinstance(mapping, SlotMapping) or mapping.page != self.index_keys.page:
+            raise InvalidArgument(
+                "[gather_index_keys] mapping must be a SlotMapping of index keys, such as of "
+                f"DsaStep.full_kv(), got {mapping!r:.80}"
+            )
         record = gather(self.get_indexer_k_cache_buffers(layer), mapping)
         return codecs.decode_index_keys(record, self.config.index_dtype)
 
@@ -161,6 +169,7 @@ class DsaManager(RequestManager[DsaStep]):
         Without a copy: pages of a pool, or of the arena, the last of which may be written freely.
         Elements are BF16 or E4M3 where latents have nothing else, bytes otherwise.
         """
+        self._arguments.layer("get_buffers", layer)
         return self._latents.view(layer, role)
 
     def get_indexer_k_cache_buffers(self, layer: int) -> torch.Tensor:
@@ -173,7 +182,7 @@ class DsaManager(RequestManager[DsaStep]):
         InvalidArgument
             For a layer without an indexer, naming those that have one.
         """
-        self._check_leader("get_indexer_k_cache_buffers", layer)
+        self._arguments.leader("get_indexer_k_cache_buffers", layer)
         view = self.index_keys.view(layer)
         return view.view(len(view), self.config.page_tokens, 1, -1)
 
@@ -193,7 +202,12 @@ class DsaManager(RequestManager[DsaStep]):
         parts = units if len(roles) == len(units) else [sum(units)]
         sizes = {name: geometry.num_layers * size for name, size in zip(roles, parts, strict=True)}
         sizes = {"KEY_BLOCK_SCALE": 0, "INDEX_KEY": self.index_keys.bytes_per_token} | sizes
-        return sum(sizes.values()) if role == "ALL" else sizes[role]
+        sizes["ALL"] = sum(sizes.values())
+        if role not in sizes:
+            raise InvalidArgument(
+                f"[bytes_per_token] role must be one of {', '.join(sizes)}, got {role!r}"
+            )
+        return sizes[role]
 
     # --- parts ---
 
@@ -203,18 +217,7 @@ class DsaManager(RequestManager[DsaStep]):
     def _forget_selections(self) -> None:
         self._latents.forget_step()
 
-    def _check_leader(self, function: str, layer: int) -> None:
-        geometry = self.config.geometry
-        if not geometry.owns_indexer(layer):
-            group = geometry.selection_group_of.get(layer)
-            shares = "" if group is None else f" shares that of layer {geometry.groups[group][0]}"
-            owners = ", ".join(str(one[0]) for one in geometry.groups)
-            raise InvalidArgument(
-                f"[{function}] layer must own an indexer, one of {owners}; got {layer}, which"
-                f"{shares or ' the model does not have'}"
-            )
-
-    def _encode(self, latents: torch.Tensor) -> codecs.Record:
+    def _encode(self, latents: torch.Tensor) -> Record:
         return codecs.encode_latents(
             latents,
             self.config.kv_dtype,
@@ -228,40 +231,11 @@ class DsaManager(RequestManager[DsaStep]):
         )
         scatter(self.get_indexer_k_cache_buffers(layer), mapping, record)
 
-    def _check_import(
-        self, latents: Mapping[int, torch.Tensor], index_keys: Mapping[int, torch.Tensor]
-    ) -> int:
-        """Tokens of an import whose arrays fit."""
-        geometry = self.config.geometry
-        leaders = {group[0] for group in geometry.groups}
-        if set(latents) != set(geometry.history_layers) or set(index_keys) != leaders:
-            raise InvalidArgument(
-                f"[import_history] latents must be of layers 0 to {geometry.num_layers - 1} and "
-                f"index_keys of {sorted(leaders)}, got {sorted(latents)} and {sorted(index_keys)}"
-            )
-        n = len(latents[0])
-        wanted = {"latents": (n, self.config.latent_width)}
-        wanted["index_keys"] = (n, geometry.index_head_dim)
-        for name, arrays in (("latents", latents), ("index_keys", index_keys)):
-            for layer, array in arrays.items():
-                if tuple(array.shape) != wanted[name]:
-                    raise InvalidArgument(
-                        f"[import_history] {name}[{layer}] must be {wanted[name]}, "
-                        f"got {tuple(array.shape)}"
-                    )
-        return n
-
     def _import_index_keys(
         self, slots: torch.Tensor, history: int, index_keys: Mapping[int, torch.Tensor]
     ) -> None:
         """Write keys behind `history` tokens of a request, given its slots, int32 ``[pages]``."""
-        import torch
-
-        from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
-
-        table = kernel_page_indices(slots[None], self.index_keys.scale)
         n = len(next(iter(index_keys.values())))
-        positions = torch.arange(history, history + n, device=table.device)
-        mapping = map_tokens(table, torch.zeros_like(positions), positions, self.index_keys.page)
+        mapping = self.index_keys.map_appended(slots, history, n)
         for layer, keys in index_keys.items():
-            self._scatter_index_keys(layer, mapping, keys)
+            self._scatter_index_keys(layer, mapping, keys.to(slots.device))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, Storage
+from sparse_kvcm.adapter.config import ManagerFeatures
 from sparse_kvcm.adapter.page_store import PageStore
 from sparse_kvcm.dsa.buffers import index_pool
-from sparse_kvcm.dsa.choice import ManagerFeatures, refuse_in_v1
+from sparse_kvcm.dsa.choice import refuse_in_v1
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.latents import ResidentLatents
 from sparse_kvcm.dsa.manager import DsaManager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sparse_kvcm._core import InvalidState, KvCache, KvCacheManager
 from sparse_kvcm.adapter.batch_store import BatchStore
+from sparse_kvcm.adapter.config import ManagerFeatures
 from sparse_kvcm.dsa.buffers import index_pool
-from sparse_kvcm.dsa.choice import ManagerFeatures, refuse_in_v2
+from sparse_kvcm.dsa.choice import refuse_in_v2
 from sparse_kvcm.dsa.config import DsaCacheConfig
 from sparse_kvcm.dsa.latents import OffloadedLatents, ResidentLatents
 from sparse_kvcm.dsa.manager import DsaManager
@@ -67,4 +68,5 @@ class DSACacheManagerV2(DsaManager):
             raise InvalidState(
                 "[DSACacheManagerV2] everything is on the GPU, and nothing is resolved"
             )
+        self._arguments.layer("resolved", layer)
         return self._latents.resolved(self.config.geometry.selection_group_of[layer])

@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparse_kvcm._core import InvalidArgument, PageIndexMode, Storage, StorageLayout
-from sparse_kvcm.dsa.slot_mapping import PageGeometry
+from sparse_kvcm.adapter.slot_mapping import (
+    PageGeometry,
+    SlotMapping,
+    kernel_page_indices,
+    map_tokens,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +103,14 @@ class RolePool:
             (self.page.page_bytes, 1),
             offset,
         )
+
+    def map_appended(self, slots: torch.Tensor, history: int, count: int) -> SlotMapping:
+        """Map `count` tokens behind `history` of a request, given its slots, int32 ``[pages]``."""
+        import torch
+
+        table = kernel_page_indices(slots[None], self.scale)
+        positions = torch.arange(history, history + count, device=slots.device)
+        return map_tokens(table, torch.zeros_like(positions), positions, self.page)
 
     def slots_view(self) -> torch.Tensor:
         """The whole pool, uint8 ``[slots, layers, 1, page_bytes]``."""

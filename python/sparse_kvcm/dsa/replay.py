@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.dsa.manager import DsaManager
 from sparse_kvcm.dsa.step_tensors import DsaStep
 from sparse_kvcm.step import StepRequest
@@ -41,9 +42,14 @@ def draft_replay(
     metadata : IndexerMetadata
         Of the target; changed in place, since the model holds it.
     draft : DsaManager
-        Another manager than the target's.
+        One that has no step open: not the target's, nor one that replays already.
     requests : iterable of StepRequest
         With the draft's histories.
+
+    Raises
+    ------
+    InvalidArgument
+        For another draft, whose step would be lost. Nothing has changed then.
 
     Examples
     --------
@@ -52,6 +58,12 @@ def draft_replay(
         with draft_replay(metadata, draft_manager, requests):
             draft_model(metadata)
     """
+    if not isinstance(draft, DsaManager) or draft is metadata.manager or draft.step is not None:
+        got = "one that is bound or has one" if isinstance(draft, DsaManager) else f"{draft!r:.40}"
+        raise InvalidArgument(
+            "[draft_replay] draft must be a DSA manager that is not bound and has no open step, "
+            f"got {got}; end or abort its step first"
+        )
     target = metadata.manager, metadata.step
     try:
         step = draft.prepare_step(requests)

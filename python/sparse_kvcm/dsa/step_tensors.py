@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparse_kvcm.dsa.forward_table import ForwardTable
+from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.adapter.forward_table import ForwardTable
+from sparse_kvcm.adapter.slot_mapping import SlotMapping, map_full_kv, map_new_tokens, map_tokens
 from sparse_kvcm.dsa.pools import RolePool
-from sparse_kvcm.dsa.slot_mapping import SlotMapping, map_full_kv, map_new_tokens, map_tokens
 from sparse_kvcm.step import PADDING, PreparedStep
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ class DsaStep:
     page_tables: dict[str, torch.Tensor]
     slots: dict[str, SlotMapping]
 
+    @property
+    def num_new_tokens(self) -> int:
+        """The n of its arrays: tokens that are written, padding included."""
+        return len(self.slots["INDEX_KEY"].data)
+
     def full_kv(self, role: str = "INDEX_KEY") -> tuple[SlotMapping, torch.Tensor]:
         """Places of all tokens of the requests that compute a prompt, cached context included.
 
@@ -53,9 +59,19 @@ class DsaStep:
             Of n tokens, request by request, in the order of the forward.
         torch.Tensor, int64, shape (requests + 1,)
             Where each of them begins.
+
+        Raises
+        ------
+        InvalidArgument
+            For a role without pages on the GPU.
         """
         import torch
 
+        if role not in self.slots:
+            raise InvalidArgument(
+                f"[full_kv] role must be one with pages on the GPU, {' or '.join(self.slots)}, "
+                f"got {role!r}"
+            )
         which = [i for i, one in enumerate(self.prepared.requests) if one.is_context]
         chosen = torch.tensor(which, dtype=torch.int64, device=self.lengths.device)
         return map_full_kv(

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.byte_counts import shorten
-from sparse_kvcm.models._dtypes import IndexDtype, KvDtype
+from sparse_kvcm.models._dtypes import IndexDtype, KvDtype, window_dtype
 from sparse_kvcm.models.attention_types import AttentionType
 from sparse_kvcm.models.compute import ModelCompute
 from sparse_kvcm.models.geometry import DeepSeekV4Geometry, DsaGeometry, ModelGeometry
@@ -25,8 +25,10 @@ __all__ = [
     "ModelCompute",
     "ModelGeometry",
     "geometry_of",
+    "load_config",
     "load_geometry",
     "presets",
+    "window_dtype",
 ]
 
 _READERS: dict[str, Callable[[str, Mapping[str, Any]], ModelGeometry]] = {
@@ -63,6 +65,10 @@ def geometry_of(config: Mapping[str, Any], name: str = "config") -> ModelGeometr
     InvalidArgument
         Naming the field, its bound and its value.
     """
+    if not isinstance(config, Mapping):
+        raise InvalidArgument(
+            f"[ModelGeometry] config must be a mapping, as in config.json, got {config!r:.40}"
+        )
     read = _READERS.get(str(config.get("model_type")))
     if read is None:
         raise InvalidArgument(
@@ -80,14 +86,26 @@ def load_geometry(model: str | Path) -> ModelGeometry:
     InvalidArgument
         If `model` is neither.
     """
+    name, config = load_config(model)
+    return geometry_of(config, name)
+
+
+def load_config(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """Read what `load_geometry` reads its geometry off, and what to call it.
+
+    Raises
+    ------
+    InvalidArgument
+        If `model` is neither.
+    """
     preset = _read_presets().get(str(model))
     if preset is not None:
-        return geometry_of(preset["config"], str(model))
-    path = Path(model)
+        return str(model), preset["config"]
     try:
+        path = Path(model)
         path = path / "config.json" if path.is_dir() else path
         text = path.read_bytes()
-    except (OSError, ValueError) as error:  # no such file, or no path at all
+    except (OSError, ValueError, TypeError) as error:  # no such file, or no path at all
         raise InvalidArgument(
             f"[load_geometry] model must be one of {', '.join(_read_presets())} or the path of a "
             f"config.json, got {shorten(str(model))}"
@@ -98,4 +116,4 @@ def load_geometry(model: str | Path) -> ModelGeometry:
         raise InvalidArgument(f"[load_geometry] {path} must be JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidArgument(f"[load_geometry] {path} must be a JSON object")
-    return geometry_of(config, path.parent.name or str(path))
+    return path.parent.name or str(path), config

@@ -42,17 +42,14 @@ class AttentionType(IntEnum):
         return PageIndexMode.SHARED if full else PageIndexMode.PER_LAYER
 
 
-STATES = (
-    AttentionType.COMPRESSOR_KV,
-    AttentionType.COMPRESSOR_SCORE,
-    AttentionType.INDEXER_COMPRESSOR_KV,
-    AttentionType.INDEXER_COMPRESSOR_SCORE,
-)
+COMPRESSOR_STATES = (AttentionType.COMPRESSOR_KV, AttentionType.COMPRESSOR_SCORE)
+INDEXER_STATES = (AttentionType.INDEXER_COMPRESSOR_KV, AttentionType.INDEXER_COMPRESSOR_SCORE)
+STATES = (*COMPRESSOR_STATES, *INDEXER_STATES)
 _OF_RATIO = {
     0: (AttentionType.SWA,),
     1: (AttentionType.SWA,),
     4: tuple(AttentionType),
-    128: (AttentionType.SWA, *STATES[:2], AttentionType.COMPRESS),
+    128: (AttentionType.SWA, *COMPRESSOR_STATES, AttentionType.COMPRESS),
 }
 
 

@@ -1,8 +1,8 @@
 """What a model keeps per request: selection groups and layers, in units, tokens and bytes.
 
-A model layer becomes up to three storage layers, since a storage layer has one life cycle. Kind 0
-is what selections choose from, which an offloading worker keeps on the host; its storage layer has
-the model layer's own id.
+A model layer becomes up to three storage layers, since a storage layer has one life cycle: one for
+each *part* of what it keeps. Part 0 is what selections choose from, which an offloading worker
+keeps on the host; its storage layer has the model layer's own id.
 
     DSA           0 KEY, 1 INDEX_KEY of layers that own an indexer
     DeepSeek-V4   0 COMPRESS and 1 INDEXER_COMPRESS of ratio 4, 2 SWA of all layers, 3 the
@@ -29,6 +29,8 @@ from sparse_kvcm.models._fields import FUNCTION, MOST_LAYERS, read_int
 from sparse_kvcm.models._ratios import read_ratios
 from sparse_kvcm.models.attention_types import (
     BLOCK_SCALE_ROLE,
+    COMPRESSOR_STATES,
+    INDEXER_STATES,
     STATES,
     AttentionType,
     overlap,
@@ -37,6 +39,7 @@ from sparse_kvcm.models.attention_types import (
 from sparse_kvcm.models.compute import ModelCompute
 
 MAX_TOP_K = MAX_CACHED_SLOTS
+_INDEX_KEYS, _WINDOW, _STATES_4, _ENTRIES_128, _STATES_128 = range(1, 6)  # parts
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,10 @@ class ModelGeometry(ABC):
         """Whether the layer has an indexer and index keys, or uses another one's selection."""
         return any(group[0] == layer for group in self.groups)
 
+    def index_layer_of(self, layer: int) -> int:
+        """The storage layer that has the index keys of a layer with an indexer."""
+        return self._layer_id(_INDEX_KEYS, layer)
+
     @property
     def history_layers(self) -> list[int]:
         """Layers that selections choose from, group by group."""
@@ -140,6 +147,28 @@ class ModelGeometry(ABC):
         self.check_page(tokens_per_block, kv_dtype)
         return self._dense(tokens_per_block, kv_dtype, index_dtype)
 
+    def check_resident(
+        self, tokens_per_block: int, kv_dtype: KvDtype, index_dtype: IndexDtype
+    ) -> None:
+        """Refuse a worker that keeps everything on the GPU, and whose regions would come apart.
+
+        Regions that are buffers of their own have one page index. Buffers of one size share a pool,
+        and with a third one in the pool of either its indices would be others.
+        """
+        if not self.region_roles(kv_dtype):
+            return
+        units = self.sparse_layers(tokens_per_block, kv_dtype, is_sparse=False)
+        regions = {one.page_bytes: one.role for layer in units for one in layer.buffers}
+        for layer in self.dense_layers(tokens_per_block, kv_dtype, index_dtype):
+            for other in layer.buffers:
+                if layer.sliding_window_size is None and other.page_bytes in regions:
+                    raise InvalidArgument(
+                        f"[{FUNCTION}] kv_dtype and index_dtype must keep "
+                        f"{regions[other.page_bytes]} and {other.role} in pages of two sizes where "
+                        f"both are on the GPU, got {kv_dtype} and {index_dtype}, "
+                        f"{other.page_bytes} B each; take another of either, or offload"
+                    )
+
     def sparse_layers(
         self, tokens_per_block: int, kv_dtype: KvDtype, *, is_sparse: bool = True
     ) -> list[LayerConfig]:
@@ -158,13 +187,19 @@ class ModelGeometry(ABC):
 
     def _index_layers(self, tokens: int, index: IndexDtype) -> list[LayerConfig]:
         page = self.index_layout(index).page_bytes(tokens // self.tokens_per_unit)
-        return [self._storage_layer(1, group[0], {self.index_role: page}) for group in self.groups]
+        return [
+            self._storage_layer(_INDEX_KEYS, group[0], {self.index_role: page})
+            for group in self.groups
+        ]
 
     def _storage_layer(
-        self, kind: int, layer: int, page_bytes: Mapping[str, int], window: int | None = None
+        self, part: int, layer: int, page_bytes: Mapping[str, int], window: int | None = None
     ) -> LayerConfig:
         buffers = [BufferConfig(role, size) for role, size in page_bytes.items()]
-        return LayerConfig(kind * self.num_layers + layer, buffers, window)
+        return LayerConfig(self._layer_id(part, layer), buffers, window)
+
+    def _layer_id(self, part: int, layer: int) -> int:
+        return part * self.num_layers + layer
 
 
 @dataclass(frozen=True)
@@ -292,19 +327,21 @@ class DeepSeekV4Geometry(ModelGeometry):
 
     def state_width(self, kind: AttentionType, ratio: int) -> int:
         """Elements of one input of a compressor."""
-        indexes = kind in STATES[2:]
+        indexes = kind in INDEXER_STATES
         return overlap(ratio) * (self.index_head_dim if indexes else self.head_dim)
 
     def storage_layer_of(self, kind: AttentionType, layer: int) -> int:
         """The storage layer that has a model layer's cache of this kind."""
         ratio = self.compress_ratios[layer]
         if kind is AttentionType.SWA:
-            number = 2
+            part = _WINDOW
         elif kind.is_state:
-            number = 3 if ratio == 4 else 5
+            part = _STATES_4 if ratio == 4 else _STATES_128
+        elif kind is AttentionType.INDEXER_COMPRESS:
+            part = _INDEX_KEYS
         else:
-            number = int(kind is AttentionType.INDEXER_COMPRESS) if ratio == 4 else 4
-        return number * self.num_layers + layer
+            part = 0 if ratio == 4 else _ENTRIES_128
+        return self._layer_id(part, layer)
 
     def layers_of(self, ratio: int) -> list[int]:
         """Model layers of one compress ratio."""
@@ -315,17 +352,19 @@ class DeepSeekV4Geometry(ModelGeometry):
         layers = self._index_layers(tokens, index)
         for layer, ratio in enumerate(self.compress_ratios):
             window = {AttentionType.SWA.role: entry.page_bytes(tokens)}
-            layers.append(self._storage_layer(2, layer, window, self.sliding_window))
+            layers.append(self._storage_layer(_WINDOW, layer, window, self.sliding_window))
             # The compressor reads its last 2 x 4 or 128 inputs, so a page keeps a ring of as many.
             # Groups of 128 begin with a page: they need no other.
             if ratio == 4:
                 states = self._state_pages(STATES, ratio)
-                layers.append(self._storage_layer(3, layer, states, state_rows(ratio)))
+                layers.append(self._storage_layer(_STATES_4, layer, states, state_rows(ratio)))
             elif ratio == 128:
                 page = {AttentionType.COMPRESS.role: entry.page_bytes(tokens // 128)}
-                layers.append(self._storage_layer(4, layer, page))
+                layers.append(self._storage_layer(_ENTRIES_128, layer, page))
                 layers.append(
-                    self._storage_layer(5, layer, self._state_pages(STATES[:2], ratio), 1)
+                    self._storage_layer(
+                        _STATES_128, layer, self._state_pages(COMPRESSOR_STATES, ratio), 1
+                    )
                 )
         return layers
 
@@ -341,6 +380,7 @@ class DeepSeekV4Geometry(ModelGeometry):
         groups = tuple((layer,) for layer, ratio in enumerate(ratios) if ratio == 4)
         if not groups:
             raise InvalidArgument(f"[{FUNCTION}] compress_ratios must have a 4, got {ratios}")
+        head_dim = read_int(config, "head_dim", 512)
         return cls(
             name,
             num_layers,
@@ -349,8 +389,8 @@ class DeepSeekV4Geometry(ModelGeometry):
             4,
             read_int(config, "index_head_dim", 128),
             read_int(config, "max_position_embeddings"),
-            read_int(config, "head_dim", 512),
-            read_int(config, "qk_rope_head_dim", 64),
+            head_dim,
+            read_int(config, "qk_rope_head_dim", 64, most=head_dim),
             read_int(config, "sliding_window", 128),
             ratios,
             compute=ModelCompute.from_config(config),

@@ -174,6 +174,8 @@ def _size_rank(
     """What this rank alone would have, and the tokens that its pools would hold."""
     kv = config.kv_cache_config
     workload = workload_of(config, geometry, machine.device)
+    if not config.offloads:
+        geometry.check_resident(workload.tokens_per_block, kv.dtype, kv.index_dtype)
     budget = machine.budget(config)
     # The pools hold one request of max_seq_len at least; what they hold of max_batch_size is the
     # scheduler's matter, and the capacity report's.

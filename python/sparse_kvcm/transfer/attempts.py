@@ -12,9 +12,14 @@ arrive in staging.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.transfer.bounce import Landing
+from sparse_kvcm.transfer.copier import Copy
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,16 @@ class ReceiverOptions:
     expiry_s : float
         Seconds that a request may wait for room, a slice for its result, and after that a peer for
         its last chance.
+    silence_s : float
+        Seconds that a peer from which something is awaited may leave a Ping without an answer; then
+        its requests fail, and after as many again it is taken for gone, and their pages come back.
+        A Ping goes out after a quarter as long without a word. Longer than the longest pause
+        between two calls of a sender's `progress`.
+
+    Raises
+    ------
+    InvalidArgument
+        With a value under which nothing would ever come, or end.
     """
 
     slice_pages: int = 8
@@ -41,6 +56,22 @@ class ReceiverOptions:
     max_queued: int = 1024
     num_workers: int = 2
     expiry_s: float = 120.0
+    silence_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        least = {"slice_pages": 1, "max_in_flight": 1, "max_queued": 0, "num_workers": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InvalidArgument(
+                    f"[ReceiverOptions] {name} must be an int >= {low}, got {value!r}"
+                )
+        for name in ("expiry_s", "silence_s"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise InvalidArgument(
+                    f"[ReceiverOptions] {name} must be > 0 and finite, got {value!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -69,18 +100,22 @@ class ReceiverUse:
     ----------
     queued, admitted, draining : int
         Requests.
-    posted, repacking : int
+    posted, scattering, repacking : int
         Slices.
     staging : int
         Slots.
+    bounce_bytes : int
+        Of the bounce region.
     """
 
     queued: int = 0
     admitted: int = 0
     draining: int = 0
     posted: int = 0
+    scattering: int = 0
     repacking: int = 0
     staging: int = 0
+    bounce_bytes: int = 0
 
 
 class Stage(enum.Enum):
@@ -96,6 +131,7 @@ class SliceStage(enum.Enum):
 
     PLANNED = "planned"
     POSTED = "posted"
+    SCATTERING = "scattering"
     REPACKING = "repacking"
     ENDED = "ended"
 
@@ -114,6 +150,8 @@ class Slice:
         When it was posted, in the receiver's seconds.
     slots : list of int
         Of staging, while it has some.
+    landing, scatter : optional
+        Its part of the bounce region, and copies from there.
     """
 
     index: int
@@ -124,6 +162,8 @@ class Slice:
     since: float = 0.0
     slots: list[int] = field(default_factory=list)
     jobs: list[Future[None]] = field(default_factory=list)
+    landing: Landing | None = None
+    scatter: Copy | None = None
 
 
 @dataclass(eq=False)
@@ -159,6 +199,20 @@ class Attempt:
     def in_stage(self, stage: SliceStage) -> Iterator[Slice]:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
+
+    def overdue(self, now: float, most: float, free_slots: int) -> str:
+        """Why it has waited too long, longer than `most` seconds; empty if it has not."""
+        posted = [one.since for one in self.in_stage(SliceStage.POSTED)]
+        if self.stage is Stage.ADMITTED:
+            late = now - min(posted, default=self.since) > most
+            one = next(self.in_stage(SliceStage.PLANNED), None)
+            waits = not posted and one is not None and one.num_pages > free_slots
+            why = "there was no staging for it" if waits else "nothing of it came"
+        elif self.stage is Stage.DRAINING:
+            late, why = now - self.since > most and bool(posted), "no result of a cancel"
+        else:
+            late, why = now - self.since > most, f"no room ({self.lacks})"
+        return f"{why} within {most:g} s" if late else ""
 
     @property
     def is_settled(self) -> bool:

@@ -143,12 +143,20 @@ class _Event:
     def __init__(self, copier: CudaCopier, event: ctypes.c_void_p) -> None:
         self._copier = copier
         self._event: ctypes.c_void_p | None = event
+        self._fault: Exception | None = None
 
     def query(self) -> bool:
-        """See `Copy`."""
-        if self._event is not None and self._copier.ended(self._event):
+        """See `Copy`. What has failed says so each time."""
+        if self._event is not None:
+            try:
+                if not self._copier.ended(self._event):
+                    return False
+            except Exception as error:  # the event is gone all the same
+                self._fault = error
             self._event = None
-        return self._event is None
+        if self._fault is not None:
+            raise self._fault
+        return True
 
 
 def gathered(ranges: Ranges, address: int) -> Ranges:
@@ -158,10 +166,10 @@ def gathered(ranges: Ranges, address: int) -> Ranges:
     return out
 
 
-def scattered(address: int, scatter: Ranges) -> Ranges:
-    """Ranges from `address` on to the targets of a scatter list, uint64 (m, 2)."""
-    sizes = scatter[:, 1]
-    out: Ranges = np.stack((_side_by_side(address, sizes), scatter[:, 0], sizes), axis=1)
+def scattered(address: int, places: Ranges) -> Ranges:
+    """Ranges from `address` on, where they lie side by side, to places: uint64 (n, 2)."""
+    sizes = places[:, 1]
+    out: Ranges = np.stack((_side_by_side(address, sizes), places[:, 0], sizes), axis=1)
     return out
 
 

@@ -30,6 +30,7 @@ V = TypeVar("V")
 UNCLAIMED_SECONDS = 120.0
 STALL_SECONDS = 120.0
 MAX_OPEN_SLICES = 4096  # of one peer
+MAX_OPEN_BYTES = 256 << 20  # of one peer, in page lists
 MAX_ENDED = 65536  # requests and refusals that are remembered
 
 
@@ -115,6 +116,7 @@ class Ledger:
         ):
             return
         self.peers[peer].num_open += 1
+        self.peers[peer].open_bytes += one.num_bytes
         refusal = self._refusal(one)
         if refusal:
             self._answer(None, one, refusal)
@@ -169,6 +171,8 @@ class Ledger:
             )
         if peer.num_open > MAX_OPEN_SLICES:
             return f"more than {MAX_OPEN_SLICES} slices of {one.peer} have no result yet"
+        if peer.open_bytes > MAX_OPEN_BYTES:
+            return f"more than {MAX_OPEN_BYTES} bytes of page lists of {one.peer} wait for a result"
         if one.data.request_id in self.ended:
             failure = self.ended[one.data.request_id][1].failure
             return f"the request has ended: {failure or 'it was sent'}"
@@ -202,13 +206,13 @@ class Ledger:
         data = one.data
         projection = self.peers[one.peer].projection
         try:
-            ranges = projection.ranges(
+            pieces = projection.pieces(
                 offer.pages, data.pages, (data.token_begin, data.token_end), data.prompt_tokens
             )
         except PeerDataError as error:
             self.fail(offer, str(error))
             return
-        one.moving = Moving(self._transport, one.peer, ranges, self._bounce, data.bounce, now)
+        one.moving = Moving(self._transport, one.peer, pieces, self._bounce, data.bounce, now)
 
     def _look(self, offer: Offer, one: Slice, moving: Moving, now: float) -> None:
         moving.progress()
@@ -235,9 +239,11 @@ class Ledger:
         else:
             key = (data.request_id, *one.claim)
             _, refused = self._refused.pop(key, (0.0, set[int]()))
-            self._refused[key] = (self._clock(), refused | {data.slice_id})
+            refused.add(data.slice_id)
+            self._refused[key] = (self._clock(), refused)
         peer = self.peers[one.peer]
         peer.num_open -= 1
+        peer.open_bytes -= one.num_bytes
         result = SliceResult(
             data.request_id,
             data.attempt,

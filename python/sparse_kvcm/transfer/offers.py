@@ -52,6 +52,11 @@ class Slice:
         """Who asks: peer and attempt."""
         return self.peer, self.data.attempt
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its page lists."""
+        return sum(len(one.packed) for one in self.data.pages)
+
     def is_same(self, other: Slice) -> bool:
         """Whether the other is a repetition, of the same request."""
         return self.claim == other.claim and self.data.slice_id == other.data.slice_id
@@ -59,11 +64,15 @@ class Slice:
 
 @dataclass
 class Peer:
-    """A receiver that has been met; `num_open` of its slices have no result yet."""
+    """A receiver that has been met; `num_open` of its slices have no result yet.
+
+    `open_bytes` of page lists wait with them.
+    """
 
     rank: RankInfo
     projection: Projection
     num_open: int = 0
+    open_bytes: int = 0
     leaving: bool = False
 
 

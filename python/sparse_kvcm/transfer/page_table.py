@@ -22,7 +22,7 @@ together, and `Pool` ranges are compared with registered memory before a byte mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -217,8 +217,8 @@ class PageTable(Struct, frozen=True):
                     yield index, view, entry
 
 
-class _Version(msgspec.Struct, frozen=True):
-    """What can be read of any version's table."""
+class AnyVersion(msgspec.Struct, frozen=True):
+    """What can be read of a table, or a card, of any version."""
 
     version: int
 
@@ -249,7 +249,7 @@ def decode_table(data: bytes) -> PageTable:
             f"[decode_table] data must have at most {MAX_TABLE_BYTES} bytes, got {len(data)}"
         )
     try:
-        version = msgspec.msgpack.decode(data, type=_Version).version
+        version = msgspec.msgpack.decode(data, type=AnyVersion).version
         if version != SCHEMA_VERSION:
             raise PeerDataError(
                 f"[decode_table] version must be {SCHEMA_VERSION}, got {version}; both sides need "
@@ -325,7 +325,7 @@ def _check_views(table: PageTable, index: int, group: LayerGroup) -> None:
     for view in group.views:
         name = f"layer_groups[{index}].views of pool {view.pool}"
         if view.pool >= len(pools):
-            raise _wrong(f"{name}", f"have a pool in [0, {len(pools)})", view.pool)
+            raise _wrong(name, f"have a pool in [0, {len(pools)})", view.pool)
         end = 0
         for entry in view.entries:
             if entry.format >= len(table.formats):
@@ -344,13 +344,3 @@ def _check_views(table: PageTable, index: int, group: LayerGroup) -> None:
 
 def _wrong(what: str, rule: str, got: object) -> PeerDataError:
     return PeerDataError(f"[check_table] {what} must {rule}, got {got}")
-
-
-def trailing(slots: Sequence[int], total_pages: int) -> tuple[int, list[int]]:
-    """First page and slots of a list that has the last ``len(slots)`` of `total_pages` pages."""
-    if len(slots) > total_pages:
-        raise InvalidArgument(
-            f"[trailing] slots must be at most {total_pages}, the pages that there are, "
-            f"got {len(slots)}"
-        )
-    return total_pages - len(slots), list(slots)

@@ -5,11 +5,15 @@ sizes. Units are cut where either side's page, or turn of a ring, ends; what lie
 is dense on both sides, so it is a range per region. A page that is whole, and alike on both sides,
 is one range with its padding. Then neighbours on both sides become one (`transport.merged`): pages
 of all layers of a slot, and slots in a row, where both sides have them so.
+
+Which pieces there are, and their order, follows from the two tables, the target's pages and the
+tokens alone. So a receiver that knows a sender's table knows where each byte of a slice belongs
+(`Projection.places`) without being told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +27,7 @@ from sparse_kvcm.transfer.page_table import (
     PeerDataError,
     Pool,
 )
-from sparse_kvcm.transfer.transport import Ranges, Route, merged
+from sparse_kvcm.transfer.transport import Parts, Ranges, Route, merged
 from sparse_kvcm.transfer.wire import PageList
 
 MAX_PIECES = 1 << 22  # of one slice, before merging: 100 MB here, whatever a peer asks for
@@ -82,7 +86,18 @@ class Projection:
         tokens: tuple[int, int],
         prompt_tokens: int,
     ) -> dict[Route, Ranges]:
-        """Ranges to write, by route.
+        """Ranges to write, as few as can be, by route: `pieces`, merged."""
+        pieces = self.pieces(source_pages, target_pages, tokens, prompt_tokens)
+        return {route: merged(one) for route, one in pieces.items()}
+
+    def pieces(
+        self,
+        source_pages: Mapping[int, PageList],
+        target_pages: Iterable[PageList],
+        tokens: tuple[int, int],
+        prompt_tokens: int,
+    ) -> dict[Route, Parts]:
+        """Ranges to write, by route, in the order of `places`.
 
         Parameters
         ----------
@@ -99,6 +114,42 @@ class Projection:
             If a page is missing, or a slot is not of its pool group.
         """
         found: dict[Route, list[Ranges]] = {}
+        for pair, wanted, cuts in self._cuts(target_pages, tokens, prompt_tokens):
+            own = source_pages.get(pair.source_group)
+            if own is None:
+                raise _wrong("source pages of layer group", pair.source_group, "be given")
+            _check_slots("source", self.source, own)
+            part = _stack(_sources(pair, cuts, own), *_targets(pair, cuts, wanted))
+            found.setdefault(pair.route, []).append(part)
+        return dict(found)
+
+    def places(
+        self, target_pages: Iterable[PageList], tokens: tuple[int, int], prompt_tokens: int
+    ) -> dict[Route, Parts]:
+        """Where the bytes of `pieces` belong, by route: uint64 (n, 2), target address and bytes.
+
+        Raises
+        ------
+        PeerDataError
+            As `pieces`.
+        """
+        found: dict[Route, list[Ranges]] = {}
+        for pair, wanted, cuts in self._cuts(target_pages, tokens, prompt_tokens):
+            part = _stack(*_targets(pair, cuts, wanted))
+            found.setdefault(pair.route, []).append(part)
+        return dict(found)
+
+    def first_token(self, target_group: int, prompt_tokens: int) -> int:
+        """The first token of a request that its pages in a layer group of the target hold."""
+        first = self.target.layer_groups[target_group].first_page(
+            prompt_tokens, self.target.tokens_per_block
+        )
+        return first * self.target.tokens_per_block
+
+    def _cuts(
+        self, target_pages: Iterable[PageList], tokens: tuple[int, int], prompt_tokens: int
+    ) -> Iterator[tuple[BufferPair, PageList, Ints]]:
+        """Pairs that have something to send, their pages on the target, and their cuts."""
         num_pieces = 0
         for pages in target_pages:
             _check_slots("target", self.target, pages)
@@ -109,19 +160,7 @@ class Projection:
                 num_pieces += len(cuts) * len(pair.source_offsets)
                 if num_pieces * len(pair.source_format.regions) > MAX_PIECES:
                     raise _wrong("pieces of a slice", num_pieces, f"be at most {MAX_PIECES}")
-                own = source_pages.get(pair.source_group)
-                if own is None:
-                    raise _wrong("source pages of layer group", pair.source_group, "be given")
-                _check_slots("source", self.source, own)
-                found.setdefault(pair.route, []).append(_lay(pair, cuts, own, pages))
-        return {route: np.concatenate(parts) for route, parts in found.items()}
-
-    def first_token(self, target_group: int, prompt_tokens: int) -> int:
-        """The first token of a request that its pages in a layer group of the target hold."""
-        first = self.target.layer_groups[target_group].first_page(
-            prompt_tokens, self.target.tokens_per_block
-        )
-        return first * self.target.tokens_per_block
+                yield pair, pages, cuts
 
     def _cut(self, pair: BufferPair, tokens: tuple[int, int], prompt_tokens: int) -> Ints:
         """Runs of units [n, 2], begin and end, that are dense on both sides."""
@@ -221,52 +260,64 @@ def _check_slots(side: str, table: PageTable, pages: PageList) -> None:
         raise _wrong(f"slots of {side} pages", (slots.min(), slots.max()), limit)
 
 
-def _lay(pair: BufferPair, cuts: Ints, own: PageList, wanted: PageList) -> Ranges:
-    """Ranges of all buffers of a pair, merged."""
-    sides = (
-        (pair.source_pool, pair.source_format, pair.source_offsets, own, "source"),
-        (pair.target_pool, pair.target_format, pair.target_offsets, wanted, "target"),
+def _sources(pair: BufferPair, cuts: Ints, own: PageList) -> Ints:
+    """Addresses of a pair's pieces on the source, in their order: whole pages, then by region.
+
+    Each cut by cut and then buffer by buffer, as buffers lie in a slot.
+    """
+    pages = _page_addresses(
+        pair.source_pool, pair.source_format, pair.source_offsets, own, cuts[:, 0], "source"
     )
-    pages = [_page_addresses(side, cuts[:, 0]) for side in sides]  # each [buffers, cuts]
-    rows = [cuts[:, 0] % form.rows_per_page for _, form, _, _, _ in sides]
-    sizes = cuts[:, 1] - cuts[:, 0]
-    whole = np.zeros(len(cuts), bool)
-    if pair.source_format == pair.target_format:
-        whole = sizes == pair.source_format.rows_per_page
-    parts = []
-    if whole.any():
-        size = np.full(int(whole.sum()), pair.source_format.page_bytes)
-        parts.append(_stack(pages[0][:, whole], pages[1][:, whole], size))
-    if not whole.all():
-        for here, there in zip(pair.source_format.regions, pair.target_format.regions, strict=True):
-            places = [
-                page[:, ~whole] + region.offset + row[~whole] * region.unit_bytes
-                for page, region, row in zip(pages, (here, there), rows, strict=True)
-            ]
-            parts.append(_stack(places[0], places[1], sizes[~whole] * here.unit_bytes))
-    return merged(np.concatenate(parts))
+    return _piece_addresses(pages, pair.source_format, cuts, _are_whole(pair, cuts))
+
+
+def _targets(pair: BufferPair, cuts: Ints, wanted: PageList) -> tuple[Ints, Ints]:
+    """Addresses on the target, and bytes, of the same pieces."""
+    pages = _page_addresses(
+        pair.target_pool, pair.target_format, pair.target_offsets, wanted, cuts[:, 0], "target"
+    )
+    whole = _are_whole(pair, cuts)
+    units = (cuts[:, 1] - cuts[:, 0])[~whole]
+    sizes = [np.full(int(whole.sum()), pair.target_format.page_bytes)]
+    sizes += [units * region.unit_bytes for region in pair.target_format.regions]
+    places = _piece_addresses(pages, pair.target_format, cuts, whole)
+    return places, np.repeat(np.concatenate(sizes), len(pair.target_offsets))
+
+
+def _are_whole(pair: BufferPair, cuts: Ints) -> npt.NDArray[np.bool_]:
+    """Which cuts are pages that are alike on both sides."""
+    if pair.source_format != pair.target_format:
+        return np.zeros(len(cuts), bool)
+    whole: npt.NDArray[np.bool_] = cuts[:, 1] - cuts[:, 0] == pair.source_format.rows_per_page
+    return whole
+
+
+def _piece_addresses(
+    pages: Ints, form: PageFormat, cuts: Ints, whole: npt.NDArray[np.bool_]
+) -> Ints:
+    rows = cuts[~whole, :1] % form.rows_per_page
+    parts = [pages[whole]]
+    parts += [pages[~whole] + region.offset + rows * region.unit_bytes for region in form.regions]
+    return np.concatenate(parts).ravel()
 
 
 def _page_addresses(
-    side: tuple[Pool, PageFormat, tuple[int, ...], PageList, str], units: Ints
+    pool: Pool, form: PageFormat, offsets: tuple[int, ...], pages: PageList, units: Ints, side: str
 ) -> Ints:
-    """Where the pages of units begin, int64 [buffers, units]; a checked table has no overflow."""
-    pool, form, offsets, pages, name = side
+    """Where the pages of units begin, int64 [units, buffers]; a checked table has no overflow."""
     index = units // form.units_per_page - pages.first_page
     slots = pages.slots
     if index.min() < 0 or index.max() >= len(slots) or (slots[index] < 0).any():
         raise _wrong(
-            f"{name} pages of layer group {pages.layer_group}",
+            f"{side} pages of layer group {pages.layer_group}",
             f"{len(slots)} from page {pages.first_page} on",
             f"hold units {units.min()} to {units.max()} in pages of {form.units_per_page}",
         )
     base = pool.base_address + slots[index].astype(np.int64) * pool.slot_bytes
-    return base[None, :] + np.array(offsets, np.int64)[:, None]
+    return base[:, None] + np.array(offsets, np.int64)[None, :]
 
 
-def _stack(source: Ints, target: Ints, sizes: Ints) -> Ranges:
-    sizes = np.broadcast_to(sizes, source.shape)
-    columns = (source.ravel(), target.ravel(), sizes.ravel())
+def _stack(*columns: Ints) -> Ranges:
     out: Ranges = np.stack(columns, axis=1).astype(np.uint64)
     return out
 

@@ -7,7 +7,7 @@ while the next slices are on their way. When all of it is there, the request is 
 
 Pages that a peer was told of belong to it until it has said what became of them. So a request that
 fails is reported at once, but what it holds comes back when every slice has a result, or the
-peer is gone. A peer that says nothing is taken for gone in the end: see `ReceiverOptions.expiry_s`.
+peer is gone. A peer that is silent is taken for gone in the end: see `ReceiverOptions.silence_s`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ import collections
 import itertools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.transfer.arrivals import Arrivals
 from sparse_kvcm.transfer.attempts import (
     Attempt,
     Received,
     ReceiverOptions,
     ReceiverUse,
-    Slice,
     SliceStage,
     Stage,
     plan_slices,
 )
+from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.page_table import PeerDataError
+from sparse_kvcm.transfer.peers import Peers
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.target import NoRoomError, OffloadTarget
-from sparse_kvcm.transfer.transport import PeerLostError, Transport
+from sparse_kvcm.transfer.transport import PeerLostError, Registration, Transport
 from sparse_kvcm.transfer.wire import (
     MAX_REASON,
     Cancel,
+    Pong,
     RequestData,
     SliceResult,
-    decode_card,
+    check_request_id,
     decode_message,
     encode_message,
     make_card,
@@ -55,6 +57,8 @@ class Receiver:
     target : OffloadTarget
     rank : RankInfo
     options : ReceiverOptions, optional
+    bounce : Bounce, optional
+        Where small pages of the GPU arrive side by side.
     clock : callable
         Seconds.
 
@@ -72,6 +76,7 @@ class Receiver:
         target: OffloadTarget,
         rank: RankInfo | None = None,
         options: ReceiverOptions | None = None,
+        bounce: Bounce | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -80,17 +85,15 @@ class Receiver:
         self._options = options or ReceiverOptions()
         self._clock = clock
         self._slice_pages = min(self._options.slice_pages, len(target.staging.slots))
-        self._registration = transport.register(target.table.regions())
-        self._workers = ThreadPoolExecutor(self._options.num_workers, "repack")
+        self._arrivals = Arrivals(target, bounce, self._options.num_workers)
+        self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
-        self._peers: set[str] = set()
+        self._peers = Peers(transport, target.table, self._options.silence_s, clock)
         self._attempts: dict[int, Attempt] = {}  # by number, in the order in which they came
         self._by_id: dict[str, Attempt] = {}  # that have not failed
         self._results: list[Received] = []
         self.num_strays = 0
         self.num_bytes: collections.Counter[tuple[str, str]] = collections.Counter()
-
-    # --- peers ---
 
     def card(self) -> bytes:
         """What a peer needs to know."""
@@ -105,26 +108,18 @@ class Receiver:
         Raises
         ------
         PeerDataError
-            If the card is not one, or of another transport.
+            If the card is malformed, of another engine or name, or of one that lacks buffers.
         """
-        seen = decode_card(card)
-        if seen.transport != self._transport.kind:
-            raise PeerDataError(
-                f"[add_peer] transport must be {self._transport.kind}, got {seen.transport}"
-            )
-        name = self._transport.add_peer(seen.metadata)
-        self._peers.add(name)
-        return name
+        return self._peers.add(card)
 
     def remove_peer(self, peer: str, reason: str = "it was removed") -> None:
         """A peer is gone for good: no byte of it moves any more. Its requests fail."""
         if peer not in self._peers:
             return
-        self._peers.discard(peer)
-        self._transport.remove_peer(peer)
+        self._peers.remove(peer)
         for attempt in [one for one in self._attempts.values() if one.peer == peer]:
             for one in list(attempt.in_stage(SliceStage.POSTED)):
-                self._end(one)
+                self._arrivals.end(one)
             self._fail(attempt, f"peer {peer} is gone: {reason}")
 
     # --- requests ---
@@ -147,12 +142,13 @@ class Receiver:
         Raises
         ------
         InvalidArgument
-            For an id in use, an unknown peer, or a request that would never fit.
+            For an id in use or that is none, an unknown peer, or a request that would never fit.
         NoRoomError
             If there is no room, and none to wait: names the limit.
         """
         if peer not in self._peers:
             raise InvalidArgument(f"[request] peer must be one that was added, got {peer!r}")
+        check_request_id("request", request_id)
         if request_id in self._by_id:
             raise InvalidArgument(f"[request] request_id {request_id!r} must be a new one")
         if any(one.key == key for one in self._attempts.values()):
@@ -182,26 +178,30 @@ class Receiver:
     def poll(self) -> list[Received]:
         """Go on as far as possible; requests that are through since the last call."""
         for peer, data in self._transport.receive():
+            self._peers.hear(peer)
             self._take(peer, data)
         for attempt in list(self._attempts.values()):
             self._look_at(attempt)
         self._admit_queued()
         self._post()
+        self._watch()
         results, self._results = self._results, []
         return results
 
     @property
     def use(self) -> ReceiverUse:
         """What is in use."""
-        all_of = list(self._attempts.values())
-        slices = [one.stage for attempt in all_of for one in attempt.slices]
+        stages = [one.stage for one in self._attempts.values()]
+        slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
         return ReceiverUse(
-            queued=sum(one.stage is Stage.QUEUED for one in all_of),
-            admitted=sum(one.stage is Stage.ADMITTED for one in all_of),
-            draining=sum(one.stage is Stage.DRAINING for one in all_of),
+            queued=stages.count(Stage.QUEUED),
+            admitted=stages.count(Stage.ADMITTED),
+            draining=stages.count(Stage.DRAINING),
             posted=slices.count(SliceStage.POSTED),
+            scattering=slices.count(SliceStage.SCATTERING),
             repacking=slices.count(SliceStage.REPACKING),
             staging=len(self._target.staging.slots) - self._target.staging.num_free,
+            bounce_bytes=self._arrivals.bounce_bytes,
         )
 
     @property
@@ -210,26 +210,31 @@ class Receiver:
         return {one.request_id: one.lacks for one in self._by_id.values() if one.lacks}
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Give all requests up, wait so long for their peers, and forget them. Then leave."""
+        """Give all requests up, wait so long for their peers, and leave. No-op if closed."""
+        if self._registration is None:
+            return
         for request_id in list(self._by_id):
             self.cancel(request_id, "the receiver closes")
         end = time.monotonic() + timeout_s
         while self._attempts and time.monotonic() < end:
             self.poll()
             time.sleep(0.001)
-        for peer in list(self._peers):
+        for peer in self._peers:
             self.remove_peer(peer, "the receiver closes")
-        self._workers.shutdown(wait=True)
+        self._arrivals.close()
         self.poll()
+        while self.use.scattering:  # copies on a GPU, which end
+            self.poll()
         self._transport.deregister(self._registration)
-
-    # --- messages ---
+        self._registration = None
 
     def _take(self, peer: str, data: bytes) -> None:
         try:
             message = decode_message(data)
         except PeerDataError:
             message = None
+        if isinstance(message, Pong):
+            return
         attempt = self._attempts.get(message.attempt) if isinstance(message, SliceResult) else None
         if (
             not isinstance(message, SliceResult)
@@ -246,16 +251,10 @@ class Receiver:
         for group in message.transfer_groups:
             self.num_bytes[group.source, group.target] += group.num_bytes
         if message.status == "failed":
-            self._end(one)
+            self._arrivals.end(one)
             self._fail(attempt, f"peer {peer} failed: {message.reason}")
-        elif attempt.stage is Stage.DRAINING or not one.num_pages:
-            self._end(one)
-        else:
-            one.stage = SliceStage.REPACKING
-            jobs = self._target.repack_jobs(
-                attempt.key, one.first_page, one.slots, self._options.num_workers
-            )
-            one.jobs = [self._workers.submit(job) for job in jobs]
+        elif fault := self._arrivals.take(attempt, one, message.transfer_groups):
+            self._fail(attempt, fault)
 
     def _send(self, attempt: Attempt, message: RequestData | Cancel) -> bool:
         try:
@@ -264,8 +263,6 @@ class Receiver:
             self.remove_peer(attempt.peer, str(error))
             return False
         return True
-
-    # --- one request ---
 
     def _admit(self, attempt: Attempt) -> None:
         """Take what it needs, or NoRoomError."""
@@ -293,15 +290,21 @@ class Receiver:
             except NoRoomError as error:
                 attempt.lacks = error.limit
                 return
-            except InvalidArgument as error:
+            except Exception as error:  # also the device's: this request's alone
                 self._fail(attempt, str(error))
 
     def _post(self) -> None:
         """Ask for slices of all admitted requests in turn, as long as there is staging."""
-        waiting = [one for one in self._attempts.values() if one.stage is Stage.ADMITTED]
-        waiting = [one for one in waiting if self._target.is_ready(one.key)]
+        waiting = [one for one in list(self._attempts.values()) if self._is_ready(one)]
         while waiting:
             waiting = [one for one in waiting if self._post_next(one)]
+
+    def _is_ready(self, attempt: Attempt) -> bool:
+        try:
+            return attempt.stage is Stage.ADMITTED and self._target.is_ready(attempt.key)
+        except Exception as error:  # the device's, whatever it is: this request's alone
+            self._fail(attempt, f"its pages do not become ready: {error}")
+            return False
 
     def _post_next(self, attempt: Attempt) -> bool:
         """Whether a slice was asked for."""
@@ -316,6 +319,8 @@ class Receiver:
         else:
             pages = self._target.device_pages(attempt.key)
         one.stage, one.since = SliceStage.POSTED, self._clock()
+        projection = self._peers.projection(attempt.peer)
+        self._arrivals.expect(attempt, one, pages, projection)
         message = RequestData(
             request_id=attempt.request_id,
             attempt=attempt.number,
@@ -325,17 +330,16 @@ class Receiver:
             token_end=one.tokens[1],
             prompt_tokens=attempt.prompt_tokens,
             pages=tuple(pages),
+            bounce=one.landing.grant if one.landing else None,
         )
         return self._send(attempt, message)
 
     def _look_at(self, attempt: Attempt) -> None:
-        for one in list(attempt.in_stage(SliceStage.REPACKING)):
-            if all(job.done() for job in one.jobs):
-                fault = next((e for job in one.jobs if (e := job.exception())), None)
-                self._end(one)
-                attempt.since = self._clock()
-                if fault is not None:
-                    self._fail(attempt, f"repacking failed: {fault}")
+        num_ended, fault = self._arrivals.progress(attempt)
+        if num_ended:
+            attempt.since = self._clock()
+        if fault:
+            self._fail(attempt, fault)
         self._expire(attempt)
         if attempt.stage is Stage.DRAINING:
             self._settle(attempt)
@@ -343,17 +347,24 @@ class Receiver:
             self._complete(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
-        now, most = self._clock(), self._options.expiry_s
-        if attempt.stage is Stage.QUEUED:
-            if now - attempt.since > most:
-                self._fail(attempt, f"no room within {most:g} s: {attempt.lacks}")
-        elif attempt.stage is Stage.DRAINING:
-            if now - attempt.since > most and any(attempt.in_stage(SliceStage.POSTED)):
-                self.remove_peer(attempt.peer, f"no result within {most:g} s of a cancel")
-        else:
-            posted = (one.since for one in attempt.in_stage(SliceStage.POSTED))
-            if now - min(posted, default=attempt.since) > most:
-                self._fail(attempt, f"nothing of it came within {most:g} s")
+        free = self._target.staging.num_free
+        why = attempt.overdue(self._clock(), self._options.expiry_s, free)
+        if why and attempt.stage is Stage.DRAINING:
+            self.remove_peer(attempt.peer, why)
+        elif why:
+            self._fail(attempt, why)
+
+    def _watch(self) -> None:
+        """Who is silent while slices wait for it loses its requests, and then is taken for gone."""
+        all_of = list(self._attempts.values())
+        awaited = {one.peer for one in all_of if any(one.in_stage(SliceStage.POSTED))}
+        for peer, is_gone in self._peers.watch(awaited):
+            reason = f"no answer to a Ping within {self._options.silence_s:g} s"
+            if is_gone:
+                self.remove_peer(peer, reason)
+            for attempt in all_of:
+                if attempt.peer == peer and attempt.stage is Stage.ADMITTED:
+                    self._fail(attempt, f"peer {peer} is silent: {reason}")
 
     def _complete(self, attempt: Attempt) -> None:
         try:
@@ -385,8 +396,3 @@ class Receiver:
         if attempt.is_settled and attempt.number in self._attempts:
             del self._attempts[attempt.number]
             self._target.drop(attempt.key)
-
-    def _end(self, one: Slice) -> None:
-        one.stage = SliceStage.ENDED
-        self._target.staging.give_back(one.slots)
-        one.slots = []

@@ -12,6 +12,7 @@ canceled and reported, and keeps its pages until the engine has spoken.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,13 +25,17 @@ from sparse_kvcm.transfer.offers import Offer, Outcome, Peer, Ready, check_token
 from sparse_kvcm.transfer.page_table import PageTable, PeerDataError, check_table
 from sparse_kvcm.transfer.projection import Projection
 from sparse_kvcm.transfer.ranks import RankInfo, check_rank
-from sparse_kvcm.transfer.transport import Registration, Transport
+from sparse_kvcm.transfer.transport import PeerLostError, Registration, Transport
 from sparse_kvcm.transfer.wire import (
     Cancel,
     PageList,
+    Ping,
+    Pong,
     RequestData,
+    check_request_id,
     decode_card,
     decode_message,
+    encode_message,
     make_card,
 )
 
@@ -184,6 +189,7 @@ class Sender:
             Nothing has changed then.
         """
         check_tokens(prompt_tokens)
+        check_request_id("offer", request_id)
         if self._ledger.is_known(request_id):
             raise InvalidArgument(f"[offer] request_id {request_id!r} must be a new one")
         offer = Offer(prompt_tokens, self._clock())
@@ -293,6 +299,9 @@ class Sender:
             self._ledger.take_request(peer, data)
         elif isinstance(data, Cancel):
             self._ledger.take_cancel(peer, data)
+        elif isinstance(data, Ping):
+            with contextlib.suppress(PeerLostError):  # then its transfers will say so
+                self._transport.send(peer, encode_message(Pong()))
         else:
             self._num_dropped += 1
 

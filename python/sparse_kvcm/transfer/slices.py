@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparse_kvcm.transfer.bounce import Bounce, bounced, describe
 from sparse_kvcm.transfer.copier import Copy
 from sparse_kvcm.transfer.transport import (
     SIZE,
     Handle,
+    Parts,
     Ranges,
     Route,
     TransferState,
     Transport,
+    merged,
 )
 from sparse_kvcm.transfer.wire import BounceGrant, TransferGroup
 
@@ -36,10 +38,14 @@ class Stage(enum.Enum):
 
 @dataclass
 class Group:
-    """Ranges of one route. No call raises what an engine raised: it becomes a fault or a doubt.
+    """Pieces of one route. No call raises what an engine raised: it becomes a fault or a doubt.
 
     Attributes
     ----------
+    pieces : Parts
+        In the order of `Projection.pieces`.
+    ranges : Ranges
+        What the engine is given: merged, or gathered.
     fault : str
         Why it failed; empty unless it did.
     doubt : str
@@ -48,7 +54,8 @@ class Group:
 
     transport: Transport
     route: Route
-    ranges: Ranges
+    pieces: Parts
+    ranges: Ranges = field(init=False)
     stage: Stage = Stage.PREPARED
     fault: str = ""
     doubt: str = ""
@@ -60,14 +67,14 @@ class Group:
 
     def prepare(self, peer: str, bounce: Bounce | None, grant: BounceGrant | None) -> None:
         """Make a handle; a group that is gathered gets its room in the bounce region."""
-        ranges = self.ranges
-        if bounce and grant and bounce.suits(self.route, ranges, grant):
-            self.bounce_address = bounce.take(int(ranges[:, SIZE].sum()))
+        self.ranges = merged(self.pieces)
+        if bounce and grant and bounce.suits(self.route, self.ranges, grant):
+            self.bounce_address = bounce.take(int(self.ranges[:, SIZE].sum()))
             if self.bounce_address is not None:
                 self.bounce, self.bounce_dst_base = bounce, grant.address
-                ranges = bounced(ranges, self.bounce_address, grant)
+                self.ranges = bounced(self.ranges, self.bounce_address, grant)
         try:
-            self.handle = self.transport.prepare(peer, self.route, ranges)
+            self.handle = self.transport.prepare(peer, self.route, self.ranges)
         except Exception as error:  # `prepare` moves nothing, whatever it raises
             self.fault = f"cannot be submitted: {_say(error)}"
             self._end()
@@ -78,7 +85,7 @@ class Group:
             self._start()
             return
         try:
-            self.gather = self.bounce.gather(self.ranges, self.bounce_address)
+            self.gather = self.bounce.gather(self.pieces, self.bounce_address)
             self.stage = Stage.GATHERING
         except Exception as error:  # nothing moves after it
             self.fault = f"cannot be gathered: {_say(error)}"
@@ -158,7 +165,8 @@ class Moving:
     ----------
     transport : Transport
     peer : str
-    ranges : mapping of Route to Ranges
+    pieces : mapping of Route to Parts
+        See `Projection.pieces`.
     bounce, grant : optional
         Where groups may be gathered, here and there.
     since : float
@@ -174,14 +182,14 @@ class Moving:
         self,
         transport: Transport,
         peer: str,
-        ranges: Mapping[Route, Ranges],
+        pieces: Mapping[Route, Parts],
         bounce: Bounce | None,
         grant: BounceGrant | None,
         since: float,
     ) -> None:
         self.since = since
         self.fault = ""
-        self.groups = [Group(transport, route, one) for route, one in ranges.items()]
+        self.groups = [Group(transport, route, one) for route, one in pieces.items()]
         self._stops = ""
         for group in self.groups:
             group.prepare(peer, bounce, grant)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparse_kvcm._core import Storage, UnitLayout
+from sparse_kvcm._core import Storage
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.pools import layout_of
 from sparse_kvcm.dsa.config import DsaCacheConfig
@@ -59,20 +59,19 @@ class Buffer:
 
 def dsa_buffers(config: DsaCacheConfig) -> list[Buffer]:
     """All buffers of a DSA manager of version 2, layer by layer."""
-    geometry, page = config.geometry, config.page_tokens
-    unit = geometry.unit_layout(config.kv_dtype)
+    geometry, tokens = config.geometry, config.page_tokens
+    pages = [config.latent_page] if len(config.key_roles) == 1 else config.latent_page.apart
+    formats = [PageFormat.of(page.layout, tokens) for page in pages]
     offloads = config.offload is not None
     buffers = []
     for layer in geometry.history_layers:
         group = geometry.selection_group_of[layer] if offloads else -1
         member = geometry.groups[group].index(layer) if offloads else 0
-        for region, role in enumerate(config.key_roles):
-            layout = unit if len(config.key_roles) == 1 else UnitLayout([unit.region_bytes[region]])
-            form = PageFormat.of(layout, page)
+        for region, (role, form) in enumerate(zip(config.key_roles, formats, strict=True)):
             buffers.append(Buffer(layer, role, form, layer, role, group, member, region))
-    form = PageFormat.of(geometry.index_layout(config.index_dtype), page)
+    form = PageFormat.of(config.index_page.layout, tokens)
     for leader, *_ in geometry.groups:
-        storage_layer = geometry.num_layers + leader
+        storage_layer = geometry.index_layer_of(leader)
         buffers.append(Buffer(leader, INDEX_KEY, form, storage_layer, INDEX_KEY))
     return buffers
 
@@ -89,30 +88,28 @@ def v4_buffers(config: DeepseekV4CacheConfig) -> list[Buffer]:
 def _v4_buffers_of(config: DeepseekV4CacheConfig, layer: int, kind: AttentionType) -> list[Buffer]:
     geometry = config.geometry
     ratio = geometry.compress_ratios[layer]
-    found = layout_of(
-        geometry, kind, ratio, config.tokens_per_block, config.kv_dtype, config.index_dtype
-    )
+    found = layout_of(config, kind, ratio)
     selected = kind is AttentionType.COMPRESS and ratio == 4
     group = geometry.selection_group_of[layer] if selected and config.offload else -1
     member = geometry.groups[group].index(layer) if group >= 0 else 0
     per_unit = config.tokens_per_block // found.items_per_page
-    layouts, roles = [found.page.layout], [kind.role]
+    pages, roles = [found.page], [kind.role]
     if selected and config.kv_dtype == "nvfp4":  # scales are a buffer of their own
-        layouts = [UnitLayout([size]) for size in found.page.layout.region_bytes]
+        pages = found.page.apart
         roles.append(BLOCK_SCALE_ROLE)
     storage_layer = geometry.storage_layer_of(kind, layer)
     return [
         Buffer(
             layer,
             role,
-            PageFormat.of(layout, found.items_per_page, per_unit, found.page.tokens_per_block),
+            PageFormat.of(page.layout, found.items_per_page, per_unit, found.page.tokens_per_block),
             storage_layer,
             role,
             group,
             member,
             region,
         )
-        for region, (layout, role) in enumerate(zip(layouts, roles, strict=True))
+        for region, (page, role) in enumerate(zip(pages, roles, strict=True))
     ]
 
 

@@ -39,6 +39,7 @@ from sparse_kvcm._core import InvalidArgument
 
 MemoryType = Literal["VRAM", "DRAM"]
 Ranges = npt.NDArray[np.uint64]  # [n, 3]: source address, target address, bytes
+Parts = Sequence[Ranges]  # each of one pool here and there: what lies in two is never one range
 
 Handle = Hashable
 Registration = Hashable
@@ -91,12 +92,17 @@ class Route:
     target_device: int = 0
 
 
-def merged(ranges: Ranges) -> Ranges:
-    """The same bytes in as few ranges as can be, by ascending source address.
+def merged(parts: Parts) -> Ranges:
+    """The same bytes in as few ranges as can be, each part by ascending source address.
 
     Neighbours become one where they are neighbours on both sides.
     """
-    ranges = ranges[np.argsort(ranges[:, SOURCE], kind="stable")]
+    ordered = [one[np.argsort(one[:, SOURCE], kind="stable")] for one in parts]
+    return np.concatenate([joined(one) for one in ordered])
+
+
+def joined(ranges: Ranges) -> Ranges:
+    """The same bytes in the same order: who follows its neighbour on both sides becomes one."""
     ends = ranges[:-1] + ranges[:-1, SIZE:]
     follows = (ends[:, :SIZE] == ranges[1:, :SIZE]).all(axis=1)
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))

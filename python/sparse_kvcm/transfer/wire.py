@@ -2,7 +2,9 @@
 
     receiver -> sender   RequestData   write these tokens into these pages of mine
                          Cancel        nobody wants them any more
+                         Ping          are you there?
     sender -> receiver   SliceResult   done, or failed with a reason: once for each RequestData
+                         Pong          to each Ping
 
 A request comes in `num_slices` slices, in any order, each with its own range of tokens and pages:
 so a receiver with little staging asks for as much at a time as it has room for, and a prefill in
@@ -26,8 +28,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sparse_kvcm._core import InvalidArgument
 from sparse_kvcm.transfer.page_table import (
     SCHEMA_VERSION,
+    AnyVersion,
     PageTable,
     PeerDataError,
     Struct,
@@ -118,10 +122,8 @@ class TransferGroup(Struct, frozen=True):
     num_ranges, num_bytes : int
         What the engine was given.
     bounce_dst_base : int or None
-        Where the bytes lie on the target, side by side, if they do not lie in their pages yet: then
-        `scatter` says where they belong. Always None where DRAM is on either side.
-    scatter : bytes
-        uint64 little-endian [m, 2]: target address and bytes, in the order in which they lie.
+        Where the bytes lie on the target, side by side, if they do not lie in their pages yet: in
+        the order of `Projection.places`. Always None where DRAM is on either side.
     """
 
     source: MemoryType
@@ -129,12 +131,6 @@ class TransferGroup(Struct, frozen=True):
     num_ranges: _Index
     num_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     bounce_dst_base: _Address | None = None
-    scatter: _Packed = b""
-
-    @property
-    def scatter_ranges(self) -> npt.NDArray[np.uint64]:
-        """`scatter` as an array, uint64 (m, 2)."""
-        return np.frombuffer(self.scatter, "<u8").reshape(-1, 2)
 
 
 class SliceResult(Struct, frozen=True, tag="slice_result"):
@@ -167,9 +163,33 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
 
-Message = RequestData | SliceResult | Cancel
+class Ping(Struct, frozen=True, tag="ping"):
+    """Asks a sender that has said nothing for a while for a Pong."""
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """A sender's answer: its engine still calls `progress`."""
+
+
+Message = RequestData | SliceResult | Cancel | Ping | Pong
 
 _decoder = msgspec.msgpack.Decoder(Message)
+
+
+def check_request_id(function: str, request_id: str) -> None:
+    """Refuse an id that no peer would take.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    try:
+        msgspec.convert(request_id, _Id).encode()
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise InvalidArgument(
+            f"[{function}] request_id must be a str of 1 to 128 characters of Unicode, got "
+            f"{request_id!r:.150}"
+        ) from error
 
 
 def encode_message(message: Message) -> bytes:
@@ -217,11 +237,7 @@ def _check_request(message: RequestData) -> None:
 
 def _check_result(message: SliceResult) -> None:
     for group in message.transfer_groups:
-        if len(group.scatter) % 16:
-            raise _wrong("have a scatter list of 16 bytes each", len(group.scatter))
         bounced = group.bounce_dst_base is not None
-        if bounced != bool(group.scatter):
-            raise _wrong("have a scatter list with bounce_dst_base, and only then", bounced)
         if bounced and (group.source, group.target) != ("VRAM", "VRAM"):
             raise _wrong("bounce VRAM -> VRAM alone", (group.source, group.target))
 
@@ -274,11 +290,16 @@ def decode_card(data: bytes) -> Card:
         If it is malformed, of another version, or its table or rank does not hold together.
     """
     try:
-        card = msgspec.msgpack.decode(data, type=Card)
-        check_rank(card.rank)
+        version = msgspec.msgpack.decode(data, type=AnyVersion).version
+        if version == SCHEMA_VERSION:
+            card = msgspec.msgpack.decode(data, type=Card)
+            check_rank(card.rank)
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise PeerDataError(f"[decode_card] malformed card: {error}") from error
-    if card.version != SCHEMA_VERSION:
-        raise PeerDataError(f"[decode_card] version must be {SCHEMA_VERSION}, got {card.version}")
+    if version != SCHEMA_VERSION:
+        raise PeerDataError(
+            f"[decode_card] version must be {SCHEMA_VERSION}, got {version}; both sides need the "
+            "same sparse_kvcm schema"
+        )
     card.page_table()
     return card

@@ -140,7 +140,7 @@ def test_a_resident_batch_has_room_at_any_length(monkeypatch, preset, kv_dtype):
     sizes = workers.Sizes(rows, most, kv_dtype, "fp8", 1.0, 2, "compact")
     config = workers.cache_config(model, sizes, offload=False)
     is_v4 = preset.startswith("deepseek-v4")
-    storage = config.resident_storage() if is_v4 else kvcm.storage_config(config.manager_config())
+    storage = config.storage_config() if is_v4 else kvcm.storage_config(config.manager_config())
     layout = kvcm.StorageLayout(storage)
     have = layout.slots_for_quota(0, layout.effective_quota(0, config.gpu_quota))
     for length in range(most - 2 * config.tokens_per_block, most + 1):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tiny_glm  # noqa: F401
+from tiny_glm import torch
 
 # isort: split
 import importlib
+import os
 import pathlib
 
 import pytest
@@ -25,8 +26,9 @@ def demo(monkeypatch):
     return module
 
 
-def last_line(capsys):
-    return capsys.readouterr().out.rstrip().splitlines()[-1]
+def last_line(capsys, lines=1):
+    """The end of what was printed; several lines are one that was folded."""
+    return " ".join(capsys.readouterr().out.rstrip().splitlines()[-lines:])
 
 
 @pytest.mark.parametrize("options", [[], ["--resident"]], ids=["offloaded", "resident"])
@@ -47,6 +49,39 @@ def test_demo_of_deepseek_v4_ends_with_identical_tokens(demo, device, capsys, mo
     monkeypatch.setattr(module, "PROMPT_LENGTHS", (450, 130))
     assert module.main(["--new-tokens", "8", "--device", device, *options]) == 0
     assert last_line(capsys) == "tokens identical: 2 requests x 8 tokens"
+
+
+@pytest.fixture
+def triton_demo(demo, device, monkeypatch):
+    """Two requests, BF16 records alone."""
+    pytest.importorskip("triton")
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton is compiled here")
+    module = importlib.import_module("attention")
+    monkeypatch.setattr(module, "PROMPT_LENGTHS", (290, 20))
+    monkeypatch.setattr(module, "CALM", {"initializer_range": 0.05})
+    for model in module.MODELS.values():
+        monkeypatch.setattr(model, "kv_dtypes", ("bf16",))
+        monkeypatch.setattr(model, "kinds", model.kinds[:3])
+    return module
+
+
+def test_demo_of_the_triton_attention_ends_with_identical_tokens(triton_demo, device, capsys):
+    assert triton_demo.main(["--new-tokens", "2", "--device", device]) == 0
+    assert last_line(capsys, 2).startswith("tokens identical: 2 runs x 2 requests x 2 tokens")
+
+
+def test_demo_of_the_triton_attention_names_what_differs(triton_demo, device, capsys, monkeypatch):
+    absorbed = importlib.import_module("sparse_kvcm.integrations.transformers.absorbed")
+    decode, outputs = absorbed.sparse_mla_decode, []
+
+    def wrong(*args, **options):
+        outputs.append(decode(*args, **options)[0])
+        return torch.zeros_like(outputs[-1]), None
+
+    monkeypatch.setattr(absorbed, "sparse_mla_decode", wrong)
+    assert triton_demo.main(["--new-tokens", "2", "--device", device, "--model", "glm5"]) == 1
+    assert "off those of the stock model" in " ".join(capsys.readouterr().out.split()[-12:])
 
 
 def test_demo_of_deepseek_v4_names_the_request_that_differs(demo, capsys, monkeypatch):

@@ -9,6 +9,7 @@ import importlib
 import pathlib
 
 import pytest
+import torch
 
 pytest.importorskip("msgspec")
 
@@ -54,6 +55,35 @@ def over_nixl(demo, monkeypatch):
 def test_two_processes_over_nixl_decode_the_same_tokens(demo, over_nixl, capsys):
     assert demo.main(over_nixl) == 0
     assert last_line(capsys) == "tokens identical: 3 requests x 6 tokens"
+
+
+def test_two_decode_ranks_serve_different_requests_of_one_prefill(demo, over_nixl, device, capsys):
+    if device != "cpu" and (count := torch.cuda.device_count()) < 2:
+        pytest.skip(f"NCCL needs 2 GPUs, there are {count}")
+    assert demo.main([*over_nixl, "--decode-ranks", "2", "--device", device]) == 0
+    output = capsys.readouterr().out
+    assert ("agreed over gloo" if device == "cpu" else "agreed over nccl") in output
+    assert output.rstrip().splitlines()[-1] == "tokens identical: 3 requests x 6 tokens"
+
+
+def test_a_decode_rank_that_dies_is_reported(demo, over_nixl, capsys, monkeypatch):
+    run = demo.DecodeRanks.run
+
+    def kill_then_run(self, progress):
+        for process in self._processes:
+            process.kill()
+            process.join()
+        return run(self, progress)
+
+    monkeypatch.setattr(demo.DecodeRanks, "run", kill_then_run)
+    monkeypatch.setattr(demo.MODELS["glm5"], "stock", lambda *args: [])
+    assert demo.main([*over_nixl, "--decode-ranks", "2"]) == 1
+    assert last_line(capsys) == "GLM-5: decode rank 1 has ended; it said why above"
+
+
+def test_without_nixl_decode_ranks_are_skipped_visibly(demo, capsys):
+    assert demo.main(["--transport", "in_process", "--decode-ranks", "2"]) == 0
+    assert last_line(capsys).startswith("skipped: decode ranks are processes")
 
 
 def test_a_prefill_process_that_is_killed_fails_what_it_had_not_sent(

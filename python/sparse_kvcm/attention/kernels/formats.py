@@ -1,4 +1,4 @@
-"""Small floats in Triton, bit for bit those of `sparse_kvcm.dsa._fp`.
+"""Small floats in Triton, bit for bit those of `sparse_kvcm.adapter.floats`.
 
 Round to nearest, ties to even, and saturate. Inputs are float32 and finite. Conversions are integer
 arithmetic, so that GPUs without these formats, and the interpreter, give the same bytes.

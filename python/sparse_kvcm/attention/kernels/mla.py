@@ -7,6 +7,10 @@ finished; of one that a border cuts each program writes a *piece*, in place ``pr
 workspace: along the ranges either the program or the row goes up, so places are distinct. The merge
 adds the pieces of a row up in their order. Nothing depends on which program is first.
 
+E2M1 has two elements in a byte. Where a part is stored so (HALVES), the columns of all operands are
+the even elements and then the odd ones: two loads of the same bytes, and no exchange of elements
+between threads, which the compiler gets wrong on its way into a dot.
+
 Operands of dots are BF16, which stored elements are exactly, but for E4M3 with FP32 scales. Sums
 are float32. Exponents are of base 2: m is the largest score of a head, mass the sum of its weights,
 ``2 ** (score - m)``. Under Triton's interpreter (WIDEN), which knows BF16 only as a type, dots are
@@ -29,6 +33,15 @@ def _find(pages, stride, offset, page, place, UNIT: tl.constexpr, ALIGN: tl.cons
 
 
 @triton.jit
+def _element(COUNT: tl.constexpr, HALVES: tl.constexpr):
+    """The element of each column: in order, or the even ones before the odd ones."""
+    column = tl.arange(0, COUNT)
+    if HALVES:
+        column = column % (COUNT // 2) * 2 + column // (COUNT // 2)
+    return column
+
+
+@triton.jit
 def _from_e2m1(codes):
     """Four bits each, exact in float16, whose denormals stand for 0.5."""
     bits = ((codes & 7) << 9) | ((codes & 8) << 12)
@@ -46,25 +59,39 @@ def _to_bf16(values, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _load_codes(data, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr):
+def _load_codes(data, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr,
+                HALVES: tl.constexpr):  # fmt: skip
     """COUNT elements of each unit as they are stored, [n, COUNT]: BF16 or, exactly, float16."""
-    if FORMAT == "e2m1":
-        at = BEGIN // 2 + tl.arange(0, COUNT // 2)
-        pairs = tl.load(data[:, None] + at[None, :], mask=exists[:, None], other=0).to(tl.int32)
-        codes = _from_e2m1(tl.interleave(pairs & 15, pairs >> 4))
+    if HALVES:
+        column = tl.arange(0, COUNT)
+        half = column // (COUNT // 2)
+        at = BEGIN // 2 + column % (COUNT // 2)  # pairs of elements
+        if FORMAT == "bf16":
+            pairs = data.to(tl.pointer_type(tl.uint32), bitcast=True)
+        elif FORMAT == "e4m3":
+            pairs = data.to(tl.pointer_type(tl.uint16), bitcast=True)
+        else:
+            pairs = data
+        found = tl.load(pairs[:, None] + at[None, :], mask=exists[:, None], other=0)
+        if FORMAT == "bf16":
+            codes = (found >> (half * 16)[None, :]).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        elif FORMAT == "e4m3":
+            codes = (found.to(tl.uint32) >> (half * 8)[None, :]).to(tl.uint8)
+        else:
+            codes = _from_e2m1(found.to(tl.int32) >> (half * 4)[None, :])
     else:
         at = BEGIN + tl.arange(0, COUNT)
         codes = tl.load(data[:, None] + at[None, :], mask=exists[:, None], other=0)
-        if FORMAT == "e4m3":
-            codes = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    if FORMAT == "e4m3":
+        codes = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     return codes
 
 
 @triton.jit
 def _load_scales(scales, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr,
-                 COLUMNS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
-    """COUNT scales of each unit, [n, COUNT], from the BEGINth on."""
-    i = BEGIN + tl.arange(0, COUNT)
+                 COLUMNS: tl.constexpr, TOTAL: tl.constexpr, HALVES: tl.constexpr):  # fmt: skip
+    """COUNT scales of each unit from the BEGINth on, [n, COUNT], or twice those in HALVES."""
+    i = BEGIN + tl.arange(0, 2 * COUNT if HALVES else COUNT) % COUNT
     place = i % COLUMNS * (TOTAL // COLUMNS) + i // COLUMNS
     found = tl.load(scales[:, None] + place[None, :], mask=exists[:, None], other=0)
     if FORMAT == "e4m3":
@@ -77,14 +104,16 @@ def _load_scales(scales, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexp
 @triton.jit
 def _load_elements(data, scales, exists, BEGIN, COUNT: tl.constexpr, FORMAT: tl.constexpr,
                    SCALE: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
-                   TOTAL: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
+                   TOTAL: tl.constexpr, HALVES: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     """COUNT elements of each unit from the BEGINth on, BF16 [n, COUNT], zeros of none."""
-    values = _load_codes(data, exists, BEGIN, COUNT, FORMAT)
+    values = _load_codes(data, exists, BEGIN, COUNT, FORMAT, HALVES)
     if SCALE != "none":
-        found = _load_scales(scales, exists, BEGIN // TILE, COUNT // TILE, SCALE, COLUMNS, TOTAL)
+        SHARE: tl.constexpr = TILE // 2 if HALVES else TILE  # columns in a row with one scale
+        found = _load_scales(scales, exists, BEGIN // TILE, COUNT // TILE, SCALE, COLUMNS, TOTAL,
+                             HALVES)  # fmt: skip
         if found.dtype == tl.float32:
             values = values.to(tl.float32)
-        tiles = tl.reshape(values, (values.shape[0], COUNT // TILE, TILE)) * found[:, :, None]
+        tiles = tl.reshape(values, (values.shape[0], COUNT // SHARE, SHARE)) * found[:, :, None]
         values = tl.reshape(tiles, (values.shape[0], COUNT))
     if values.dtype != tl.bfloat16:
         values = _to_bf16(values.to(tl.float32), WIDEN)
@@ -110,7 +139,7 @@ def _attend(
     PAGE: tl.constexpr, DATA_UNIT: tl.constexpr, SCALE_UNIT: tl.constexpr,
     ROTARY_UNIT: tl.constexpr, DATA_ALIGN: tl.constexpr, SCALE_ALIGN: tl.constexpr,
     ROTARY_ALIGN: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr,
-    BLOCK: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK: tl.constexpr, HALVES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Attend to blocks [begin, end) of one part of a row; `unit` is what a dot is worth."""
     for block in range(begin, end):
@@ -125,12 +154,12 @@ def _attend(
             scale_at = _find(scales, scale_stride, scale_offset, page, place, SCALE_UNIT,
                              SCALE_ALIGN)  # fmt: skip
         keys = _load_elements(data_at, scale_at, exists, 0, WIDTH, FORMAT, SCALE, TILE, COLUMNS,
-                              TOTAL, WIDEN)  # fmt: skip
+                              TOTAL, HALVES, WIDEN)  # fmt: skip
         if ROTARY != "none":
             rotary_at = _find(rotary, rotary_stride, rotary_offset, page, place, ROTARY_UNIT,
                               ROTARY_ALIGN)  # fmt: skip
             if PLAIN < WIDTH:  # rotary elements are the last of the value
-                d = tl.arange(0, WIDTH)
+                d = _element(WIDTH, HALVES)
                 last = tl.load(
                     rotary_at[:, None] + (d - PLAIN)[None, :],
                     mask=exists[:, None] & (d >= PLAIN)[None, :],
@@ -141,10 +170,10 @@ def _attend(
         if ROPE > 0:
             if ROTARY == "none":
                 rope = _load_elements(data_at, scale_at, exists, WIDTH, ROPE, FORMAT, SCALE, TILE,
-                                      COLUMNS, TOTAL, WIDEN)  # fmt: skip
+                                      COLUMNS, TOTAL, HALVES, WIDEN)  # fmt: skip
             else:
                 rope = _load_elements(rotary_at, rotary_at, exists, 0, ROPE, ROTARY, "none", 1, 1,
-                                      1, WIDEN)  # fmt: skip
+                                      1, HALVES, WIDEN)  # fmt: skip
             score = _dot(q_rope, tl.trans(rope), score, WIDEN)
             if ROTARY == "e4m3":  # stored as it is, where the others count in a scale
                 score *= rope_unit
@@ -201,13 +230,14 @@ def sparse_mla_kernel(
     B_DATA_UNIT: tl.constexpr, B_SCALE_UNIT: tl.constexpr, B_ROTARY_UNIT: tl.constexpr,
     B_DATA_ALIGN: tl.constexpr, B_SCALE_ALIGN: tl.constexpr, B_ROTARY_ALIGN: tl.constexpr,
     PARTS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK: tl.constexpr, HALVES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One range of blocks, for HEADS heads."""
     program = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     exists = head < heads
-    d = tl.arange(0, WIDTH)
+    d = _element(WIDTH, HALVES)
+    column = tl.arange(0, WIDTH)
     first = program * per_program
     last = tl.minimum(first + per_program, num_rows * blocks)
     q_row, out_row = q_row.to(tl.int64), out_row.to(tl.int64)
@@ -224,7 +254,7 @@ def sparse_mla_kernel(
         query = tl.load(q_at[:, None] + d[None, :], mask=q_mask, other=0.0)
         query_rope = query
         if ROPE > 0:
-            r = WIDTH + tl.arange(0, ROPE)
+            r = WIDTH + _element(ROPE, HALVES)
             query_rope = tl.load(q_at[:, None] + r[None, :], mask=q_mask, other=0.0)
         acc = tl.zeros((HEADS, WIDTH), tl.float32)
         m = tl.full((HEADS,), float("-inf"), tl.float32)
@@ -236,7 +266,7 @@ def sparse_mla_kernel(
             a_scales, a_scale_stride, a_scale_offset, a_rotary, a_rotary_stride, a_rotary_offset,
             A_FORMAT, A_SCALE, A_ROTARY, A_TILE, A_COLUMNS, A_TOTAL, A_PLAIN, A_PAGE,
             A_DATA_UNIT, A_SCALE_UNIT, A_ROTARY_UNIT, A_DATA_ALIGN, A_SCALE_ALIGN,
-            A_ROTARY_ALIGN, WIDTH, ROPE, BLOCK, WIDEN,
+            A_ROTARY_ALIGN, WIDTH, ROPE, BLOCK, HALVES, WIDEN,
         )  # fmt: skip
         if PARTS == 2:
             acc, m, mass = _attend(
@@ -247,7 +277,7 @@ def sparse_mla_kernel(
                 b_rotary_stride, b_rotary_offset,
                 B_FORMAT, B_SCALE, B_ROTARY, B_TILE, B_COLUMNS, B_TOTAL, B_PLAIN, B_PAGE,
                 B_DATA_UNIT, B_SCALE_UNIT, B_ROTARY_UNIT, B_DATA_ALIGN, B_SCALE_ALIGN,
-                B_ROTARY_ALIGN, WIDTH, ROPE, BLOCK, WIDEN,
+                B_ROTARY_ALIGN, WIDTH, ROPE, BLOCK, HALVES, WIDEN,
             )  # fmt: skip
         if (begin == 0) & (end == blocks):
             scale, total = _finish(acc, m, mass, sink)
@@ -258,7 +288,7 @@ def sparse_mla_kernel(
         else:
             piece = (place + row) * heads + head
             piece_at = tl.multiple_of(pieces + piece * WIDTH, 16)
-            tl.store(piece_at[:, None] + d[None, :], acc, mask=q_mask)
+            tl.store(piece_at[:, None] + column[None, :], acc, mask=q_mask)
             tl.store(sums + piece * 2, m, mask=exists)
             tl.store(sums + piece * 2 + 1, mass, mask=exists)
 
@@ -266,7 +296,7 @@ def sparse_mla_kernel(
 @triton.jit(do_not_specialize=_INTEGERS, do_not_specialize_on_alignment=_POINTERS)
 def merge_kernel(
     sinks, out, out_row, out_head, lse, lse_row, pieces, sums, heads, blocks, per_program,
-    value_unit, WIDTH: tl.constexpr,
+    value_unit, WIDTH: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """Add the pieces of one head of a row up, in their order; rows without any have outputs."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -274,7 +304,7 @@ def merge_kernel(
     first, last = row * blocks // per_program, ((row + 1) * blocks - 1) // per_program
     if first == last:
         return
-    d = tl.arange(0, WIDTH)
+    column = tl.arange(0, WIDTH)
     m = tl.full((1,), float("-inf"), tl.float32)
     for program in range(first, last + 1):
         at = ((place + program) * heads + head) * 2 + tl.arange(0, 1)
@@ -287,11 +317,11 @@ def merge_kernel(
         at = piece * 2 + tl.arange(0, 1)
         fade = tl.exp2(tl.load(sums + at) - base)
         mass += tl.load(sums + at + 1) * fade
-        acc += tl.load(pieces + piece * WIDTH + d) * fade
+        acc += tl.load(pieces + piece * WIDTH + column) * fade
     sink = tl.full((1,), float("-inf"), tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + head + tl.arange(0, 1)).to(tl.float32)
     scale, total = _finish(acc, m, mass, sink)
-    at = out + (place * out_row + head * out_head) + d
+    at = out + (place * out_row + head * out_head) + _element(WIDTH, HALVES)
     tl.store(at, (acc * (scale * value_unit)).to(out.dtype.element_ty))
     tl.store(lse + (row * lse_row + head) + tl.arange(0, 1), total)

@@ -67,7 +67,7 @@ def attention(
     dropout: float = 0.0,
     indices: torch.Tensor | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend to the selected units: live rows in a prompt's forward, arena slots in a decode step.
 
     The arguments are those of transformers' attention functions; ``indices``, int32 ``[b, s, k]``,
@@ -84,8 +84,11 @@ def attention(
     if indices is None:
         raise ValueError(f"[{IMPLEMENTATION} attention] the layer gave no selection")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    output: tuple[torch.Tensor, torch.Tensor | None]
     if state.is_prompt:
         output = attend(query, key, value, only(attention_mask, indices), scaling, dropout, module)
+    elif state.form == "triton":
+        output = state.attend(module, layer, query, indices[:, 0], scaling), None
     else:
         key, value, attention_mask = state.read(module, layer, attention_mask, indices[:, 0])
         output = attend(query, key, value, attention_mask, scaling, dropout, module)

@@ -122,10 +122,11 @@ class OffloadedCache(Closing, DynamicCache):
     manager : KvCacheManager or DsaManager, optional
         Made for the model, e.g. from :func:`manager_config`. It may serve several caches, one
         forward at a time. Default: one for this cache alone.
-    form : {"scatter", "compact"}
-        How gathered rows are attended to. "scatter" puts them back in their columns, which gives
+    form : {"scatter", "compact", "triton"}
+        How selected units are attended to. "scatter" puts them back in their columns, which gives
         the stock cache's logits bit for bit; "compact" keeps them side by side, which takes no
-        memory per column and rounds differently.
+        memory per column and rounds differently. "triton" gathers nothing: latents are read and
+        written where they lie, by `sparse_kvcm.attention`; for BF16 models and a DsaManager.
 
     Examples
     --------

@@ -103,7 +103,7 @@ class StepDriver(Closing):
     manager : KvCacheManager or DsaManager, optional
         Made for the model. A DSA manager of either version holds index keys too. Default: a
         KvCacheManager for this driver alone.
-    form : {"scatter", "compact"}
+    form : {"scatter", "compact", "triton"}
         As in :class:`OffloadedCache`.
     sample : callable
         ``(logits [b, vocabulary], requests) -> int64 [b]``, tokens of the model's vocabulary.

@@ -9,10 +9,10 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.adapter.slot_mapping import map_full_kv, spread
 from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.dsa import DsaManager
 from sparse_kvcm.dsa.manager_v2 import DSACacheManagerV2
-from sparse_kvcm.dsa.slot_mapping import map_full_kv, spread
 from sparse_kvcm.integrations.transformers.geometry import DsaGeometry
 from sparse_kvcm.integrations.transformers.statistics import GroupStatistics
 from sparse_kvcm.integrations.transformers.steps import DecodeError, DecodeSteps, Steps

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import sparse_kvcm as kvcm
+from sparse_kvcm.integrations.transformers import absorbed
 from sparse_kvcm.integrations.transformers import forward as _forward
 from sparse_kvcm.integrations.transformers.attention import IMPLEMENTATION, only
 from sparse_kvcm.integrations.transformers.steps import History, Steps, release
@@ -28,8 +29,8 @@ from sparse_kvcm.integrations.transformers.steps import History, Steps, release
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-Form = Literal["scatter", "compact"]
-FORMS = ("scatter", "compact")
+Form = Literal["scatter", "compact", "triton"]
+FORMS = ("scatter", "compact", "triton")
 
 
 class Phase(enum.Enum):
@@ -59,8 +60,8 @@ class CacheState:
         Of the model; read for the attention implementation that is in force.
     max_length : int
         Most columns of the padded batch.
-    form : {"scatter", "compact"}
-        How gathered rows are attended to.
+    form : {"scatter", "compact", "triton"}
+        How selected units are attended to.
     commit_after_attention : bool
         Whether the last layer's attention commits, or the caller does after the forward.
     """
@@ -76,6 +77,8 @@ class CacheState:
     ) -> None:
         if form not in FORMS:
             raise ValueError(f"[OffloadedCache] form must be one of {', '.join(FORMS)}, got {form}")
+        if form == "triton":
+            absorbed.check(steps.manager, steps.geometry.dtype)
         self.steps = steps
         self.form = form
         self.max_length = max_length
@@ -214,12 +217,8 @@ class CacheState:
         tuple of torch.Tensor
             Keys, values and the mask that goes with them.
         """
-        group = self._geometry.group_of_layer[layer]
-        if layer == self._geometry.groups[group][0]:
-            ordinals = (indices - self._padding[:, None]).clamp(min=-1)
-            self.steps.select(group, ordinals.to(torch.int32))
+        slots = self._select(layer, indices)
         self.steps.write(layer, self._latents[layer][:, 0])
-        slots = self.steps.slots(group)
         if self.form == "compact":
             rows, attention_mask = self._compact(layer, attention_mask, indices, slots)
         else:
@@ -231,6 +230,19 @@ class CacheState:
             rows[:, None, :, :rank].contiguous(), rows[:, None, :, rank:].contiguous()
         )
         return key, value, attention_mask
+
+    def attend(
+        self,
+        module: nn.Module,
+        layer: int,
+        query: torch.Tensor,
+        indices: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attend to selected units where they lie: ``[b, 1, h, d_v]``. Else as `read`."""
+        latents = self._latents[layer][:, 0]
+        slots = self._select(layer, indices)
+        return absorbed.attend(self.steps.manager, module, layer, query, latents, slots, scale)
 
     def attended(self, layer: int) -> None:
         """Note that a layer's attention has run."""
@@ -343,6 +355,14 @@ class CacheState:
                 {layer: keys[i, pad:] for layer, keys in self.indexer_keys.items()},
             )
         self._length = columns
+
+    def _select(self, layer: int, indices: torch.Tensor) -> torch.Tensor:
+        """Slots of a layer's selection, which its group's first layer has found for all."""
+        group = self._geometry.group_of_layer[layer]
+        if layer == self._geometry.groups[group][0]:
+            ordinals = (indices - self._padding[:, None]).clamp(min=-1)
+            self.steps.select(group, ordinals.to(torch.int32))
+        return self.steps.slots(group)
 
     def _scatter(
         self, layer: int, columns: int, indices: torch.Tensor, slots: torch.Tensor

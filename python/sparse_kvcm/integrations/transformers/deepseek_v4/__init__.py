@@ -10,6 +10,10 @@ from sparse_kvcm.integrations.transformers import _requirements  # isort: skip
 
 _requirements.check()
 
+from sparse_kvcm.integrations.transformers.deepseek_v4.attention import (  # noqa: E402
+    IMPLEMENTATION,
+    register,
+)
 from sparse_kvcm.integrations.transformers.deepseek_v4.cache import ManagedV4Cache  # noqa: E402
 from sparse_kvcm.integrations.transformers.deepseek_v4.driver import (  # noqa: E402
     V4Request,
@@ -17,4 +21,6 @@ from sparse_kvcm.integrations.transformers.deepseek_v4.driver import (  # noqa: 
 )
 from sparse_kvcm.integrations.transformers.deepseek_v4.hooks import attach  # noqa: E402
 
-__all__ = ["ManagedV4Cache", "V4Request", "V4StepDriver", "attach"]
+register()
+
+__all__ = ["IMPLEMENTATION", "ManagedV4Cache", "V4Request", "V4StepDriver", "attach"]

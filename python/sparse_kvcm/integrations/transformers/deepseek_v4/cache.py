@@ -13,6 +13,8 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
 
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
 from sparse_kvcm.integrations.transformers._arguments import check_int, check_model
+from sparse_kvcm.integrations.transformers.absorbed import check_dtype
+from sparse_kvcm.integrations.transformers.deepseek_v4.attention import IMPLEMENTATION
 from sparse_kvcm.integrations.transformers.deepseek_v4.layers import (
     ManagedCSA,
     ManagedHCA,
@@ -24,7 +26,7 @@ from sparse_kvcm.models import DeepSeekV4Geometry, geometry_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FORMS = ("scatter", "compact")
+FORMS = ("scatter", "compact", "triton")
 
 
 class ManagedV4Cache(DynamicCache):
@@ -41,10 +43,12 @@ class ManagedV4Cache(DynamicCache):
         Made for the model. It may serve several caches, one forward at a time.
     max_length : int
         Most tokens of each request, output included: ``generate``'s ``max_length``.
-    form : {"scatter", "compact"}
+    form : {"scatter", "compact", "triton"}
         How selected entries are attended to. "scatter" puts them back in their places, which gives
         the stock cache's logits bit for bit where records hold the model's dtype; "compact" keeps
-        them side by side, which takes no memory per entry and rounds differently.
+        them side by side, which takes no memory per entry and rounds differently. "triton" gathers
+        nothing: window and entries are read and written where they lie, by `sparse_kvcm.attention`;
+        for BF16 models with the attention implementation ``"sparse_kvcm_v4"``.
     owns_steps : bool
         Whether each forward is a step of the manager. A driver of several caches opens its own.
     """
@@ -68,6 +72,15 @@ class ManagedV4Cache(DynamicCache):
             )
         if form not in FORMS:
             raise ValueError(f"[ManagedV4Cache] form must be one of {', '.join(FORMS)}, got {form}")
+        if form == "triton":
+            check_dtype("ManagedV4Cache", model.dtype)
+            if model.config._attn_implementation != IMPLEMENTATION:
+                raise ValueError(
+                    f"[ManagedV4Cache] the model's attention implementation must be "
+                    f'"{IMPLEMENTATION}" with form "triton", got '
+                    f'"{model.config._attn_implementation}". Call '
+                    f'model.set_attn_implementation("{IMPLEMENTATION}")'
+                )
         super().__init__(config=model.config)
         kinds = {0: ManagedWindow, 1: ManagedWindow, 4: ManagedCSA, 128: ManagedHCA}
         ratios = manager.config.geometry.compress_ratios

@@ -87,7 +87,7 @@ class V4StepDriver(Closing):
         A DeepSeek-V4.
     manager : DeepseekV4CacheManager
         Made for the model.
-    form : {"scatter", "compact"}
+    form : {"scatter", "compact", "triton"}
         As in :class:`ManagedV4Cache`.
     sample : callable
         ``(logits [vocabulary], request) -> token``. Default: the likeliest.

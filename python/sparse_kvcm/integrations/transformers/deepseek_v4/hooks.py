@@ -22,6 +22,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4Indexer,
 )
 
+from sparse_kvcm.integrations.transformers.deepseek_v4.attention import current
 from sparse_kvcm.integrations.transformers.deepseek_v4.cache import ManagedV4Cache, decoder_of
 from sparse_kvcm.integrations.transformers.deepseek_v4.layers import ManagedCSA
 
@@ -38,7 +39,8 @@ def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     Parameters
     ----------
     model : PreTrainedModel
-        A ``DeepseekV4ForCausalLM`` or ``DeepseekV4Model``, of any weights, attention "eager".
+        A ``DeepseekV4ForCausalLM`` or ``DeepseekV4Model``, of any weights, attention "eager" or
+        "sparse_kvcm_v4".
 
     Raises
     ------
@@ -64,6 +66,7 @@ def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
             )
         yield model
     finally:
+        current.set(None)
         for handle in handles:
             handle.remove()
 
@@ -76,6 +79,7 @@ def _managed(kwargs: Mapping[str, Any]) -> ManagedV4Cache | None:
 
 def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     cache = _managed(kwargs)
+    current.set(None)  # whatever a forward that failed has left
     if cache is None:
         return
     ids = kwargs.get("input_ids", args[0] if args else None)
@@ -85,6 +89,8 @@ def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     _refuse_padding(kwargs.get("attention_mask"))
     _refuse_positions(kwargs.get("position_ids"), cache.get_seq_length(), ids.shape[1])
     cache.state.begin(ids.shape[0], ids.shape[1])
+    if cache.state.decodes and cache.state.form == "triton":
+        current.set(cache.state)
 
 
 _ADVICE = (
@@ -123,6 +129,7 @@ def _refuse_positions(positions: object, seen: int, tokens: int) -> None:
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
     cache = _managed(kwargs)
+    current.set(None)
     if cache is not None:
         cache.state.end()
 

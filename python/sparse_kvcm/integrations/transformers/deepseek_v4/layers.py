@@ -18,17 +18,18 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4HCACache,
 )
 
+from sparse_kvcm.attention import write_step
 from sparse_kvcm.deepseek_v4.history import Key
 from sparse_kvcm.models import AttentionType
-from sparse_kvcm.models.attention_types import STATES, state_rows
+from sparse_kvcm.models.attention_types import COMPRESSOR_STATES, INDEXER_STATES, state_rows
 
 if TYPE_CHECKING:
     from sparse_kvcm.integrations.transformers.deepseek_v4.state import V4State
 
 SWA, COMPRESS = AttentionType.SWA, AttentionType.COMPRESS
 _KINDS = {
-    "compressor": (*STATES[:2], COMPRESS),
-    "indexer": (*STATES[2:], AttentionType.INDEXER_COMPRESS),
+    "compressor": (*COMPRESSOR_STATES, COMPRESS),
+    "indexer": (*INDEXER_STATES, AttentionType.INDEXER_COMPRESS),
 }
 
 
@@ -49,13 +50,16 @@ class _Managed:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the new tokens' keys, ``[b, 1, s, d]``; all keys of the window."""
+        """Add the new tokens' keys, ``[b, 1, s, d]``; all keys of the window, if they are read."""
         if not self._state.decodes:
             kept: tuple[torch.Tensor, torch.Tensor] = super().update(  # type: ignore[misc]
                 key_states, value_states, *args, **kwargs
             )
             return kept
         manager, at = self._state.manager, self._state.at
+        if self._state.form == "triton":
+            write_step(manager, self._layer, key_states[:, 0, 0], kind=SWA, at=at)
+            return key_states, value_states
         manager.write_window(self._layer, key_states[:, 0, 0], at)
         window = manager.config.geometry.sliding_window
         rows = manager.rows(self._layer, SWA, at, min(self._state.length + 1, window))
@@ -130,9 +134,17 @@ class _ManagedCompressor(_Managed):
             entries: torch.Tensor = super().update_compressor_states(name, compressed)  # type: ignore[misc]
             return entries
         manager, at, kind = self._state.manager, self._state.at, _KINDS[name][2]
+        if kind is COMPRESS and self._state.form == "triton":
+            self._write(compressed)
+            return compressed[:, :0]
         if compressed.shape[1]:
             manager.write_entries(self._layer, kind, compressed[:, 0], at)
         return self._all_entries(kind, compressed)
+
+    def _write(self, compressed: torch.Tensor) -> None:
+        """Write the entry that requests complete, if they do, where attention reads it."""
+        if compressed.shape[1]:
+            write_step(self._state.manager, self._layer, compressed[:, 0], at=self._state.at)
 
     def history(self, row: int) -> dict[Key, torch.Tensor]:
         """What a request of the prompt's forward leaves in this layer."""
@@ -218,14 +230,19 @@ class ManagedCSA(_ManagedCompressor, DeepseekV4CSACache):  # type: ignore[no-unt
         Returns
         -------
         tuple of torch.Tensor
-            What takes their places: all c with zeros for those not selected ("scatter"), or the
-            selected ones side by side ("compact").
+            What takes their places: all c with zeros for those not selected ("scatter"), the
+            selected ones side by side ("compact"), or none, since they are read where they lie.
         """
         assert self.selection is not None
         selection = self.selection[:, 0].to(torch.int32)
         self.selection = None
         slots = self._state.select(self._layer, selection)
         manager = self._state.manager
+        if self._state.form == "triton":
+            self._state.slots[self._layer] = slots
+            if self._new is not None:
+                self._write(self._new[:, None])
+            return kv[:, :, :0], bias[..., :0]
         if self._new is not None:
             manager.write_entries(self._layer, COMPRESS, self._new, self._state.at)
         rows = manager.read(self._layer, COMPRESS, slots).to(kv.dtype)

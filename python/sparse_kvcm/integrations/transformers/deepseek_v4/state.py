@@ -26,7 +26,7 @@ from sparse_kvcm.step import StepRequest
 if TYPE_CHECKING:
     from sparse_kvcm.integrations.transformers.deepseek_v4.layers import _Managed
 
-Form = Literal["scatter", "compact"]
+Form = Literal["scatter", "compact", "triton"]
 _ids = itertools.count()
 
 
@@ -51,7 +51,7 @@ class V4State:
         Position bias of each compressor, by layer and name.
     max_length : int
         Most tokens of each request.
-    form : {"scatter", "compact"}
+    form : {"scatter", "compact", "triton"}
         How selected entries are attended to.
     owns_steps : bool
         Whether each forward is a step of the manager, or somebody else opens and ends steps.
@@ -73,6 +73,7 @@ class V4State:
         self.at: At = slice(None)
         self.length = 0
         self.requests: list[int] = []
+        self.slots: dict[int, torch.Tensor] = {}  # of selections, by layer, until they are read
         self.misses = 0
         self.hits = 0
         self._layers = layers
@@ -140,6 +141,7 @@ class V4State:
         """Undo the forward that is under way, if any."""
         phase, self._phase = self._phase, Phase.IDLE
         self._checks.clear()
+        self.slots.clear()
         if phase is Phase.PROMPT:
             self.clear()
         elif phase is Phase.STEP and self._owns_steps:

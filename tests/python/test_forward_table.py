@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
-from sparse_kvcm.dsa.forward_table import ForwardTable  # noqa: E402
+from sparse_kvcm.adapter.forward_table import ForwardTable  # noqa: E402
 
 ROWS, PAGES, SCALE = 4, 3, 5
 

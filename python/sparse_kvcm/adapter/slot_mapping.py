@@ -7,7 +7,7 @@ then all scales of index keys. The token at position p of a row lies in page
     page * page_bytes + region_offset + w * region_bytes
 
 All offsets are int64: pools are larger than 2^31 bytes. They count from the view whose pages have
-exactly `page_bytes` bytes; `sparse_kvcm.dsa.scatter` reads and writes views with any page stride.
+exactly `page_bytes` bytes; `scatter` reads and writes views with any page stride.
 Everything here is a function of its arguments, vectorised, on the device of the page table.
 """
 
@@ -50,6 +50,14 @@ class PageGeometry:
             for region, size in enumerate(self.layout.region_bytes)
         ]
 
+    @property
+    def apart(self) -> list[PageGeometry]:
+        """The pages of each region, where each is a buffer of its own."""
+        return [
+            PageGeometry(UnitLayout([size]), self.tokens_per_block)
+            for size in self.layout.region_bytes
+        ]
+
 
 @dataclass(frozen=True)
 class SlotMapping:
@@ -75,17 +83,19 @@ class SlotMapping:
         return (self.data,) if self.scale is None else (self.data, self.scale)
 
 
-def kernel_page_indices(base: torch.Tensor, scale: int) -> torch.Tensor:
-    """Page indices of mode SHARED: a slot's number times the pages per slot; -1 stays -1.
+def kernel_page_indices(base: torch.Tensor, scale: int, position: int = 0) -> torch.Tensor:
+    """Page indices as kernels see them: slot * scale + position; -1 stays -1.
 
     Parameters
     ----------
     base : torch.Tensor, int32
-        Page table.
+        Slots of a page table.
     scale : int
         Pages of the buffer's size per slot, `Storage.get_page_index_scale`.
+    position : int
+        Mode PER_LAYER: the layer's place in a slot. Mode SHARED: 0.
     """
-    return base.where(base < 0, base * scale)
+    return base.where(base < 0, base * scale + position)
 
 
 def map_tokens(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparse_kvcm.dsa.slot_mapping import kernel_page_indices
+from sparse_kvcm.adapter.slot_mapping import kernel_page_indices
 from sparse_kvcm.step import PADDING
 
 if TYPE_CHECKING:

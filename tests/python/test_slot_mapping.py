@@ -13,8 +13,8 @@ import sparse_kvcm as kvcm
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
-from sparse_kvcm.dsa import scatter as ops  # noqa: E402
-from sparse_kvcm.dsa import slot_mapping as maps  # noqa: E402
+from sparse_kvcm.adapter import scatter as ops  # noqa: E402
+from sparse_kvcm.adapter import slot_mapping as maps  # noqa: E402
 
 INT64 = torch.int64
 

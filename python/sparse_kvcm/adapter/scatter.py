@@ -7,22 +7,24 @@ left out: it writes the first token with one once more, the same bytes to the sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm.adapter.slot_mapping import PageGeometry, SlotMapping
 
 if TYPE_CHECKING:
     import torch
 
-    from sparse_kvcm.dsa.slot_mapping import SlotMapping
-
+Record: TypeAlias = "tuple[torch.Tensor, ...]"  # uint8 [n, region_bytes] of each region
+Pages: TypeAlias = "tuple[torch.Tensor, PageGeometry]"  # a buffer, and how tokens lie in it
 Skip = Literal["missing", "none"]
 
 
 def scatter(
     pool: torch.Tensor,
     mapping: SlotMapping,
-    record: tuple[torch.Tensor, ...],
+    record: Record,
     *,
     skip: Skip = "missing",
 ) -> None:
@@ -60,7 +62,7 @@ def scatter(
         view[pages, tokens] = rows[source].where(present, view[pages, tokens])
 
 
-def gather(pool: torch.Tensor, mapping: SlotMapping) -> tuple[torch.Tensor, ...]:
+def gather(pool: torch.Tensor, mapping: SlotMapping) -> Record:
     """Read the records of tokens: the reverse of `scatter`.
 
     Returns
@@ -73,6 +75,23 @@ def gather(pool: torch.Tensor, mapping: SlotMapping) -> tuple[torch.Tensor, ...]
         view[page.clamp(min=0), token].masked_fill((page < 0)[:, None], 0)
         for view, page, token in places
     )
+
+
+def scatter_regions(
+    buffers: Sequence[Pages], record: Record, map_to: Callable[[PageGeometry], SlotMapping]
+) -> None:
+    """`scatter` to a buffer of all regions, or to one per region; `map_to` finds places in each."""
+    for pool, page in buffers:
+        regions = len(page.regions)
+        scatter(pool, map_to(page), record[:regions])
+        record = record[regions:]
+
+
+def gather_regions(
+    buffers: Sequence[Pages], map_to: Callable[[PageGeometry], SlotMapping]
+) -> Record:
+    """`gather` from such buffers: the whole record."""
+    return tuple(rows for pool, page in buffers for rows in gather(pool, map_to(page)))
 
 
 def _sources(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +136,7 @@ def _flat(function: str, pool: torch.Tensor, page_bytes: int) -> torch.Tensor:
     )
 
 
-def _check_record(mapping: SlotMapping, record: tuple[torch.Tensor, ...]) -> None:
+def _check_record(mapping: SlotMapping, record: Record) -> None:
     import torch
 
     shapes = [(len(mapping.data), size) for _, size in mapping.page.regions]
