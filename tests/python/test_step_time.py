@@ -34,8 +34,27 @@ def test_a_committed_run_is_predicted(run: dict[str, Any]) -> None:
 
 def test_committed_runs_are_predicted_without_those_of_their_batch() -> None:
     errors = fit.left_out(RUNS, "model", "prompt", "batch")
-    assert len(errors) >= 17
+    assert len(errors) >= 38
     assert max(map(abs, errors)) < BOUND
+
+
+def test_committed_runs_are_predicted_without_those_of_their_model() -> None:
+    errors = fit.left_out(RUNS, "model")
+    assert max(map(abs, errors)) < BOUND
+
+
+def test_fetches_are_bound_by_stretches_where_misses_lie_far_apart() -> None:
+    """18 units of 512 B in 4 MB, V4 Flash; not 525 of 576 B in 19 MB, V3.2, or rows of 2,304 B."""
+    for model, size, misses, far in (
+        ("deepseek-v4-flash", 512, 18.5, True),
+        ("deepseek-v3.2", 576, 525, False),
+        ("glm-5.2", 2304, 199, False),
+    ):
+        step = Step(load_geometry(model), 100, 32_768, 1, misses, (size,))
+        _, copied_ms, stretches = step.sums()["fetch"]
+        assert (copied_ms == 0) is far
+        assert (stretches > 0) is far
+    assert step.sums()["fetch"][1] == pytest.approx(100 * 199 * 2304 / 55e6)
 
 
 def test_a_fit_finds_the_costs_that_made_the_times() -> None:
@@ -76,6 +95,16 @@ def test_a_longer_batch_takes_longer_in_every_part() -> None:
     few, many = (Step(GLM, b, 32_768, 8, 200.0, rows).parts_ms() for b in (100, 200))
     assert few.keys() == many.keys() == H200.keys()
     assert all(few[part] < many[part] for part in few)
+
+
+def test_a_slower_link_takes_longer_for_rows_of_any_length() -> None:
+    for size in (512, 2304):
+        times = [
+            Step(GLM, 100, 32_768, 8, 200.0, (size,) * 21, link).parts_ms()["fetch"]
+            for link in (1.0, 10.0, 20.0)
+        ]
+        assert times == sorted(times, reverse=True)
+        assert times[0] > 1.9 * times[2]
 
 
 def test_a_model_of_unknown_sizes_has_the_parts_of_offload_alone() -> None:

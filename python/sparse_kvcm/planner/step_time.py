@@ -5,7 +5,7 @@
     attention   layers, rows, products of queries with units
     indexer     indexers, units that the busiest multiprocessor sorts, products with keys
     cache       resolve, the flush and look-ups in page tables: groups, rows of them
-    fetch       groups, bytes of long host rows by the link's rate, short host rows
+    fetch       groups, bytes by the link's rate; or stretches of host memory, where they bind
 
 Every figure is linear in its part's `Costs`. These were fitted to committed runs of a slice
 (`python -m benchmarks.decode_slice.fit` prints them, and how far each run that was left out is
@@ -23,20 +23,23 @@ from sparse_kvcm.models import DeepSeekV4Geometry, DsaGeometry, ModelCompute, Mo
 
 Costs = Mapping[str, tuple[float, ...]]  # part -> milliseconds of each of its sums
 
-# Host rows from here on are bound by the link, shorter ones by how many rows a second it takes.
-LONG_ROW_BYTES = 1024
+# Rows that lie far apart wait for the translation of their addresses: what counts then is in how
+# many stretches of host memory they lie, of so many bytes, where a copy would outrun so many.
+STRETCH_BYTES = 1 << 16
+STRETCHES_PER_S = 48e6
 MULTIPROCESSORS = 132
 
 # One H200, PCIe Gen5 x16: benchmarks/results/h200/decode_slice.json, GLM-5.2 of 4,000 to 131,072
-# tokens and V4 Flash of 32,768, 1 to 1,127 requests, FP8 units and experts. All 17 runs are within
-# 4.4 % of it, and within 6.2 % when the runs of their batch are left out of the fit.
+# tokens, DeepSeek-V3.2 and V4 Flash of 32,768, 1 to 1,127 requests, FP8 units and experts. All 38
+# runs are within 5.5 % of it; within 6 % if the runs of their batch are left out of the fit, and
+# within 12.4 % if those of their model are.
 H200: Costs = {
-    "experts": (0.1372, 0.2985, 3.827),  # of a layer; of 1e9 bytes; of 1e12 products
-    "rest": (0.4295, 0.4196),  # of 1e9 bytes; of 1,000 rows
-    "attention": (0.02467, 0.1475, 8.726),  # of a layer; of 1,000 rows; of 1e12 products
-    "indexer": (0.1001, 5.928, 9.578),  # of an indexer; of 1e6 units; of 1e12 products
-    "cache": (0.02278, 0.01086),  # of a group; of 1,000 rows
-    "fetch": (0.01023, 1.102, 20.77),  # of a group; of a copy's ms; of 1e6 short rows
+    "experts": (0.1279, 0.2892, 4.0),  # of a layer; of 1e9 bytes; of 1e12 products
+    "rest": (0.4253, 0.4355),  # of 1e9 bytes; of 1,000 rows
+    "attention": (0.02249, 0.09883, 9.355),  # of a layer; of 1,000 rows; of 1e12 products
+    "indexer": (0.09775, 5.82, 8.751),  # of an indexer; of 1e6 units; of 1e12 products
+    "cache": (0.02091, 0.01145),  # of a group; of 1,000 rows
+    "fetch": (0.01029, 1.12, 22.12),  # of a group; of a copy's ms; of 1e6 stretches
 }
 
 
@@ -100,19 +103,25 @@ class Step:
         }
 
     def _offload_sums(self) -> dict[str, tuple[float, ...]]:
-        groups, missed = len(self.geometry.groups), self.batch * self.misses
-        long = sum(size for size in self.row_bytes if size >= LONG_ROW_BYTES)
-        short = sum(size < LONG_ROW_BYTES for size in self.row_bytes)
+        groups, units = len(self.geometry.groups), self.seq_len / self.geometry.tokens_per_unit
+        copied_ms, stretches = 0.0, 0.0
+        for size in self.row_bytes:
+            copy_ms = self.batch * self.misses * size / self.link_gb_s / 1e6
+            read = self.batch * _distinct(max(1.0, units * size / STRETCH_BYTES), self.misses)
+            if copy_ms < read / STRETCHES_PER_S * 1e3:
+                stretches += read
+            else:
+                copied_ms += copy_ms
         return {
             "cache": (groups, groups * self.batch / 1e3),
-            "fetch": (groups, missed * long / self.link_gb_s / 1e6, missed * short / 1e6),
+            "fetch": (groups, copied_ms, stretches / 1e6),
         }
 
     def _experts_met(self, compute: ModelCompute) -> float:
         """Of this rank, in a layer, by at least one token of any rank; tokens choose evenly."""
-        missed = 1 - compute.experts_per_token / compute.experts
-        tokens = self.expert_ranks * self.batch
-        return compute.experts / self.expert_ranks * (1 - missed**tokens)
+        choices = self.expert_ranks * self.batch
+        met = 1 - (1 - compute.experts_per_token / compute.experts) ** choices
+        return compute.experts / self.expert_ranks * met
 
     def _units_read(self) -> float:
         """Units that one query of each layer is multiplied with, of all layers together."""
@@ -123,6 +132,11 @@ class Step:
         window = min(one.sliding_window, seq_len)
         others = {4: selected, 128: seq_len // 128}
         return sum(window + others.get(ratio, 0) for ratio in one.compress_ratios)
+
+
+def _distinct(places: float, picks: float) -> float:
+    """How many of `places` are picked at least once by so many even picks."""
+    return places * -math.expm1(-picks / places)
 
 
 def _widths(geometry: ModelGeometry) -> tuple[int, int]:
