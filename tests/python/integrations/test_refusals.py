@@ -354,7 +354,7 @@ def test_a_manager_for_another_model_is_refused(model):
 
 
 def test_an_unknown_form_is_refused(model):
-    with pytest.raises(ValueError, match="form must be one of scatter, compact, got other"):
+    with pytest.raises(ValueError, match="form must be one of scatter, compact, triton, got other"):
         offloaded(model, form="other")
 
 
