@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What a transfer takes against one range of as many bytes, between two processes over NIXL.
 
-    python benchmarks/transfer.py [--tokens 32768] [--pages 64 64] [--scattered] [--json FILE]
+    python benchmarks/transfer.py [--tokens 32768] [--pages 64 64] [--staging] [--scattered]
+                                  [--json FILE]
 
 A slice of GLM-5.2: 8 layers of 576 B of latents and 2 of 132 B of index keys per token, from pools
-like a resident manager's into pools like staging's, host memory on both sides. Timed is all of it:
+like a resident manager's into pools like staging's, host memory on both sides; with --staging its
+pages have the tokens of the source's, whatever those of the index keys. Timed is all of it:
 the request's way there, projection, submission, bytes, the result's way back. The limit is one
 range of the same bytes in the same run. As many ranges, but of one size and without us, say what
 the engine asks for descriptors.
@@ -53,32 +55,34 @@ REPEATS = 7
 class Side:
     """Pools of both kinds for one request, and its pages."""
 
-    def __init__(self, tokens: int, tokens_per_block: int, order: str) -> None:
-        self.num_pages = -(-tokens // tokens_per_block)
-        self.memory, groups, pool_groups, formats = [], [], [], []
+    def __init__(self, tokens: int, tokens_per_block: int, order: str, staging: int = 0) -> None:
+        self.memory, self.pages, groups, pool_groups, formats = [], [], [], [], []
         for index, (role, layout, layers) in enumerate(BUFFERS):
-            form = PageFormat.of(layout, tokens_per_block)
+            page = staging if staging and role == "KEY" else tokens_per_block
+            num_pages = -(-tokens // page)
+            form = PageFormat.of(layout, page)
             slot_bytes = len(layers) * form.page_bytes
-            memory = np.full(self.num_pages * slot_bytes, index + 1, np.uint8)
+            memory = np.full(num_pages * slot_bytes, index + 1, np.uint8)
             entries = tuple(
                 BufferEntry((layer,), role, place * form.page_bytes, index)
                 for place, layer in enumerate(layers)
             )
             self.memory.append(memory)
             formats.append(form)
-            groups.append(LayerGroup(index, None, (PoolView(0, "replicated", entries),)))
-            pool = Pool(memory.ctypes.data, slot_bytes, self.num_pages, "DRAM")
-            pool_groups.append(PoolGroup((pool,)))
+            groups.append(LayerGroup(index, None, (PoolView(0, "replicated", entries),), page))
+            pool_groups.append(
+                PoolGroup((Pool(memory.ctypes.data, slot_bytes, num_pages, "DRAM"),))
+            )
+            slots = np.arange(num_pages)
+            if order == "scattered":
+                slots = np.random.default_rng(os.getpid()).permutation(slots)
+            self.pages.append(PageList.of(index, 0, slots))
         self.table = PageTable(tokens_per_block, tuple(groups), tuple(pool_groups), tuple(formats))
-        slots = np.arange(self.num_pages)
-        if order == "scattered":
-            slots = np.random.default_rng(os.getpid()).permutation(slots)
-        self.pages = [PageList.of(index, 0, slots) for index in range(len(BUFFERS))]
 
 
-def receive(pipe: Connection, tokens: int, tokens_per_block: int, order: str) -> None:
+def receive(pipe: Connection, tokens: int, tokens_per_block: int, order: str, staging: int) -> None:
     """Ask for the request again and again; time each."""
-    side = Side(tokens, tokens_per_block, order)
+    side = Side(tokens, tokens_per_block, order, staging)
     transport = NixlTransport("receiver")
     transport.register(side.table.regions())
     whole = np.zeros(sum(memory.nbytes for memory in side.memory), np.uint8)
@@ -123,6 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--pages", type=int, nargs=2, default=(64, 64), metavar=("HERE", "THERE"))
+    parser.add_argument("--staging", action="store_true")
     parser.add_argument("--scattered", action="store_const", const="scattered", default="in a row")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -130,10 +135,11 @@ def main() -> int:
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    child = (theirs, options.tokens, options.pages[1], options.scattered)
+    here, there = options.pages
+    child = (theirs, options.tokens, there, options.scattered, here * options.staging)
     process = context.Process(target=receive, args=child, daemon=True)
     process.start()
-    side = Side(options.tokens, options.pages[0], options.scattered)
+    side = Side(options.tokens, here, options.scattered)
     transport = NixlTransport("sender")
     sender = Sender(transport, side.table)
     card, target, size = pipe.recv()
@@ -153,8 +159,8 @@ def main() -> int:
     transport.deregister(registration)
     record = {
         "bench": "transfer",
-        "case": f"{options.tokens} tokens, pages {options.pages[0]} to {options.pages[1]}, "
-        f"{options.scattered}",
+        "case": f"{options.tokens} tokens, pages {here} to {there}, {options.scattered}"
+        + ", staging as the source" * options.staging,
         "value": size / min(times) / 1e9,
         "unit": "GB/s",
         "limit": size / limit / 1e9,

@@ -18,7 +18,7 @@ from sparse_kvcm.integrations.transformers.deepseek_v4 import V4StepDriver
 from sparse_kvcm.models import geometry_of
 from sparse_kvcm.sizing import HostMemory, HostTerm, Machine, Ranks
 
-DEVICE_BUDGET = 64 << 20
+DEVICE_BUDGET = 128 << 20
 HOST_BYTES = 64 << 20
 
 

@@ -76,7 +76,7 @@ class Prefill:
         ready = None
         if self._device != "cpu":
             ready = torch.cuda.Event()
-            ready.record()
+            ready.record(torch.cuda.current_stream(self._device))
         pages = self._source.pages(self._model.id_of(request))
         self._sender.offer(str(index), length, pages, ready=ready)
         self._sent[str(index)] = request

@@ -26,7 +26,7 @@ PATIENCE = datetime.timedelta(seconds=120)
 
 
 def place(device: str, num_ranks: int) -> tuple[list[str], str]:
-    """The device of each rank, the prefill's being the first GPU, and who carries their sizes."""
+    """The device of each rank, from the second GPU on, and who carries their sizes."""
     if device == "cpu":
         return ["cpu"] * num_ranks, "gloo"
     gpus = torch.cuda.device_count()
@@ -109,7 +109,7 @@ def serve(
 
 
 class DecodeRanks:
-    """The ranks, as their parent sees them.
+    """The ranks, on devices as of `place`, as their parent sees them; the prefill is on `first`.
 
     Attributes
     ----------
@@ -118,22 +118,26 @@ class DecodeRanks:
     """
 
     def __init__(
-        self, kind: str, lengths: Sequence[int], device: str, num_ranks: int, new_tokens: int
+        self,
+        kind: str,
+        lengths: Sequence[int],
+        first: str,
+        devices: Sequence[str],
+        backend: str,
+        new_tokens: int,
     ) -> None:
-        self.devices, self.backend = place(device, num_ranks)
         self.sizes: dict[int, tuple[int, ...]] = {}
         self._lengths, self._new_tokens = lengths, new_tokens
         self._folder = tempfile.TemporaryDirectory()
-        first = "cpu" if device == "cpu" else "cuda:0"
-        self._prefill = Process(kind, lengths, first, num_peers=num_ranks)
+        self._prefill = Process(kind, lengths, first, num_peers=len(devices))
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         store = str(Path(self._folder.name) / "store")
-        for rank, place_of in enumerate(self.devices):
+        for rank, device in enumerate(devices):
             ours, theirs = context.Pipe()
-            info = RankInfo(rank, num_ranks, "attention_dp")
-            what = (kind, tuple(lengths), place_of, info, self.backend, store, new_tokens, theirs)
+            info = RankInfo(rank, len(devices), "attention_dp")
+            what = (kind, tuple(lengths), device, info, backend, store, new_tokens, theirs)
             process = context.Process(target=serve, args=what, daemon=True)
             process.start()
             theirs.close()

@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ import transformers
 from _decode import STAGING_SLOTS, Decode, Outcome
 from _models import MODELS
 from _prefill import NAME, Inline, Process, make_nixl
-from _ranks import DecodeRanks
+from _ranks import DecodeRanks, place
 from glm5 import console, fault_of
 from rich.progress import Progress
 
@@ -32,35 +33,61 @@ from sparse_kvcm.transfer.in_process import InProcessTransport, Network
 from sparse_kvcm.transfer.nixl import INSTALL, load
 from sparse_kvcm.transfer.transport import Route
 
-GPU_ROUTES = {("VRAM", "VRAM"), ("VRAM", "DRAM")}  # index keys and windows; history
 MAX_RANKS = 16
 
 
-def make_workers(
-    kind: str, model: Any, device: str, new_tokens: int, transport: str
-) -> tuple[Decode, Inline | Process]:
+@dataclass(frozen=True)
+class Setting:
+    """How workers are put together.
+
+    Attributes
+    ----------
+    device, prefill_device : str
+        Of the decode and of the prefill workers.
+    transport : str
+    new_tokens : int
+        Of each request.
+    num_ranks : int
+        Decode workers.
+    """
+
+    device: str
+    prefill_device: str
+    transport: str
+    new_tokens: int
+    num_ranks: int = 1
+
+    @property
+    def routes(self) -> set[tuple[str, str]]:
+        """Memory types that bytes go between: of index keys and windows, and of history."""
+        here, there = (
+            "DRAM" if device == "cpu" else "VRAM" for device in (self.prefill_device, self.device)
+        )
+        return {(here, there), (here, "DRAM")}
+
+
+def make_workers(kind: str, model: Any, setting: Setting) -> tuple[Decode, Inline | Process]:
     """Both workers."""
-    if transport == "nixl":
-        prefill = Process(kind, model.lengths, device)
-        return Decode(model, device, make_nixl("decode", device), new_tokens), prefill
+    device, first = setting.device, setting.prefill_device
+    if setting.transport == "nixl":
+        prefill = Process(kind, model.lengths, first)
+        return Decode(model, device, make_nixl("decode", device), setting.new_tokens), prefill
     network = Network()
-    if device != "cpu":
-        index = torch.device(device).index or 0
-        copier = CudaCopier(index)
+    here, there = (torch.device(one).index or 0 for one in (first, device))
+    if (first, device) != ("cpu", "cpu"):
         network.copiers = {
-            Route("VRAM", "VRAM", index, index): copier,
-            Route("VRAM", "DRAM", index, 0): copier,
-            Route("DRAM", "VRAM", 0, index): copier,
+            Route("VRAM", "VRAM", here, there): CudaCopier(here),
+            Route("VRAM", "DRAM", here, 0): CudaCopier(here),
+            Route("DRAM", "VRAM", 0, there): CudaCopier(there),
         }
-    inline = Inline(kind, model.lengths, device, InProcessTransport(network, NAME))
-    return Decode(model, device, InProcessTransport(network, "decode"), new_tokens), inline
+    inline = Inline(kind, model.lengths, first, InProcessTransport(network, NAME))
+    transport = InProcessTransport(network, "decode")
+    return Decode(model, device, transport, setting.new_tokens), inline
 
 
-def run_one(
-    kind: str, model: Any, device: str, new_tokens: int, transport: str, progress: Progress
-) -> Outcome:
+def run_one(kind: str, model: Any, setting: Setting, progress: Progress) -> Outcome:
     """One decode worker, in this process."""
-    decode, prefill = make_workers(kind, model, device, new_tokens, transport)
+    decode, prefill = make_workers(kind, model, setting)
     try:
         return decode.run(prefill, progress)
     finally:
@@ -69,11 +96,11 @@ def run_one(
         decode.driver.close()
 
 
-def run_ranks(
-    kind: str, model: Any, device: str, new_tokens: int, num_ranks: int, progress: Progress
-) -> Outcome:
+def run_ranks(kind: str, model: Any, setting: Setting, progress: Progress) -> Outcome:
     """Several decode workers, each in a process of its own."""
-    workers = DecodeRanks(kind, model.lengths, device, num_ranks, new_tokens)
+    devices, backend = place(setting.device, setting.num_ranks)
+    first = setting.prefill_device
+    workers = DecodeRanks(kind, model.lengths, first, devices, backend, setting.new_tokens)
     try:
         outcome = workers.run(progress)
     finally:
@@ -81,13 +108,13 @@ def run_ranks(
     if workers.sizes:
         batch, quota, pages = workers.sizes[min(workers.sizes)]
         console.print(
-            f"{num_ranks} ranks on {', '.join(workers.devices)} agreed over {workers.backend}: "
+            f"{len(devices)} ranks on {', '.join(devices)} agreed over {backend}: "
             f"{batch} requests, pools of {quota:,} bytes, {pages:,} host pages each"
         )
     return outcome
 
 
-def run(kind: str, device: str, new_tokens: int, transport: str, num_ranks: int = 1) -> list[str]:
+def run(kind: str, setting: Setting) -> list[str]:
     """One model; what was wrong."""
     model = MODELS[kind]()
     console.print(
@@ -95,12 +122,10 @@ def run(kind: str, device: str, new_tokens: int, transport: str, num_ranks: int 
         f"{STAGING_SLOTS} slots of staging"
     )
     with Progress(console=console) as progress:
-        if num_ranks > 1:
-            outcome = run_ranks(kind, model, device, new_tokens, num_ranks, progress)
-        else:
-            outcome = run_one(kind, model, device, new_tokens, transport, progress)
+        run_workers = run_ranks if setting.num_ranks > 1 else run_one
+        outcome = run_workers(kind, model, setting, progress)
         task = progress.add_task("stock", total=1)
-        wanted = model.stock(device, new_tokens, outcome.batches)
+        wanted = model.stock(setting.device, setting.new_tokens, outcome.batches)
         progress.advance(task)
     joined = max((len(batch) for batch in outcome.batches), default=0)
     moved = ", ".join(
@@ -109,8 +134,8 @@ def run(kind: str, device: str, new_tokens: int, transport: str, num_ranks: int 
     )
     console.print(f"{moved}; {len(outcome.batches)} steps of up to {joined} requests")
     faults = [f"{model.title}: {fault}" for fault in outcome.faults]
-    if device != "cpu" and not faults and set(outcome.moved) != GPU_ROUTES:
-        faults.append(f"{model.title}: routes must be {GPU_ROUTES}, got {set(outcome.moved)}")
+    if not faults and set(outcome.moved) != setting.routes:
+        faults.append(f"{model.title}: routes must be {setting.routes}, got {set(outcome.moved)}")
     if joined < 2 and not faults:
         faults.append(f"{model.title}: decode was not concurrent")
     for index, tokens in outcome.tokens.items():
@@ -146,12 +171,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", choices=list(MODELS), help="one of them (default: all)")
     parser.add_argument("--transport", choices=["nixl", "in_process"], help="(default: NIXL)")
     parser.add_argument("--decode-ranks", type=int, default=1, help="with attention DP; takes NIXL")
+    parser.add_argument("--prefill-device", help="of the prefill worker (default: as --device)")
     options = parser.parse_args(arguments)
+    first = options.prefill_device or options.device
     if options.new_tokens < 2:
         parser.error(f"--new-tokens must be >= 2, got {options.new_tokens}")
     if not 1 <= options.decode_ranks <= MAX_RANKS:
         parser.error(f"--decode-ranks must be in [1, {MAX_RANKS}], got {options.decode_ranks}")
-    if fault := fault_of(options.device):
+    if fault := fault_of(options.device) or fault_of(first):
         parser.error(fault)
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     os.environ.setdefault("UCX_NET_DEVICES", "lo")  # all workers are on this machine
@@ -165,12 +192,12 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(
         f"transformers {transformers.__version__}, {transport} transport, "
         f"{1 + ranks if transport == 'nixl' else 'one'} process{'es' * (transport == 'nixl')}, "
-        f"on {options.device}"
+        f"prefill on {first}, decode on {options.device}"
     )
     kinds = [options.model] if options.model else list(MODELS)
     faults = []
     for kind in kinds:
-        faults += run(kind, options.device, options.new_tokens, transport, ranks)
+        faults += run(kind, Setting(options.device, first, transport, options.new_tokens, ranks))
     console.print(f"{time.perf_counter() - begin:.1f} s")
     for fault in faults:
         console.print(fault)

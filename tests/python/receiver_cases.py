@@ -189,6 +189,7 @@ class Pair:
         pages: tuple[int, int] | None = None,
         options: ReceiverOptions | None = None,
         staging: int = STAGING_SLOTS,
+        staging_tokens: int | None = None,
         num_senders: int = 1,
         bounce: Bounce | None = None,
         source_memory: MemoryType = "DRAM",
@@ -201,7 +202,7 @@ class Pair:
         self.target_manager = model.target(there, **offload)
         self.fresh = self.occupancy()
         make_target = LabelledTarget if bounce else OffloadTarget
-        self.target = make_target(self.target_manager, staging)
+        self.target = make_target(self.target_manager, staging, staging_tokens)
         self.receiver = Receiver(
             InProcessTransport(self.network, "decode"),
             self.target,

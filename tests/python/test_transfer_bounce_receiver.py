@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("msgspec")
+
+import msgspec
 
 from receiver_cases import BOUNCE_BYTES, DsaModel, Pair, V4Model, make_bounce
 from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse

@@ -8,13 +8,16 @@ import pytest
 
 pytest.importorskip("msgspec")
 
+import msgspec
 from sparse_kvcm._core import InvalidArgument
 
 from receiver_cases import DsaModel, Pair, V4Model
 from sparse_kvcm.sizing import HostMemory, HostTerm, Workload, size_host
 from sparse_kvcm.transfer.attempts import ReceiverOptions, ReceiverUse, plan_slices
+from sparse_kvcm.transfer.page_table import PeerDataError
 from sparse_kvcm.transfer.target import NoRoomError
 from sparse_kvcm.transfer.transport import TransferState
+from sparse_kvcm.transfer.wire import decode_card
 
 MODELS = {"dsa": DsaModel(), "v4": V4Model()}
 PROMPT = {"dsa": 61, "v4": 701}
@@ -186,6 +189,24 @@ def test_ids_that_are_in_use_and_unknown_peers_are_refused(kind: str) -> None:
     pair.receiver.cancel("1")
     pair.run_to_the_end()
     pair.end()
+
+
+def test_a_card_that_is_not_a_prefill_s_is_refused_and_changes_nothing(kind: str) -> None:
+    pair = Pair(MODELS[kind])
+    good = decode_card(pair.senders[0].card())
+    other = Pair(MODELS["v4" if kind == "dsa" else "dsa"]).senders[0].card()
+    for bad, words in (
+        (msgspec.msgpack.encode(msgspec.structs.replace(good, transport="nixl")), "transport"),
+        (msgspec.msgpack.encode(msgspec.structs.replace(good, name="prefill7")), "must be of"),
+        (other, "a buffer of the target"),
+    ):
+        with pytest.raises(PeerDataError, match=words):
+            pair.receiver.add_peer(bad)
+    pair.prefill(1, PROMPT[kind])
+    pair.ask(1, PROMPT[kind])
+    pair.run_to_the_end()
+    assert pair.result(1).reason == ""
+    pair.end([1])
 
 
 def test_a_canceled_request_gives_its_pages_back_when_its_last_byte_has_landed(kind: str) -> None:

@@ -120,6 +120,28 @@ def test_slices_are_sent_as_their_tokens_are_computed_and_echo_their_ids() -> No
     world.assert_nothing_is_held()
 
 
+def test_a_slice_that_is_done_retires_and_the_request_with_its_last() -> None:
+    world = World(policy=held)
+    receiver = world.receiver()
+    world.offer("a", 40)
+    wanted = receiver.side.pages(40)[:1]
+    for index, span in enumerate([(0, 16), (16, 32), (32, 40)]):
+        receiver.ask("a", 40, wanted, span=span, slices=(index, 3))
+    world.step()
+    for left, index in ((2, 1), (1, 2)):
+        world.network.finish(index)
+        world.step()
+        assert [one.slice_id for one in receiver.poll()] == [index]
+        assert world.sender.use().num_handles == left  # those of the others
+        assert world.sender.use().num_offers == 1
+        with pytest.raises(InvalidArgument, match="new one"):
+            world.offer("a", 40)
+    world.network.finish(0)
+    world.step()
+    assert world.outcomes["a"].status == "done"
+    world.assert_nothing_is_held()
+
+
 def test_a_slice_may_name_some_layer_groups_only() -> None:
     world = World()
     receiver = world.receiver()

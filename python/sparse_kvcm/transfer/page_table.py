@@ -41,6 +41,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 48) - 1)]
 _Address = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # no process has more
 _Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+_PageTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _Role = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
@@ -69,7 +70,7 @@ class PageFormat(Struct, frozen=True):
     Attributes
     ----------
     tokens_per_unit, units_per_page : int
-        Their product is the table's tokens_per_block.
+        Their product is the tokens_per_block of the layer groups that have it.
     rows_per_page : int
         At most units_per_page, and a divisor of it.
     page_bytes : int
@@ -145,11 +146,14 @@ class LayerGroup(Struct, frozen=True):
         Tokens that are read, the newest; None = all.
     views : tuple of PoolView
         By ascending (pool, kind).
+    tokens_per_block : int or None
+        Of its pages; None = the table's, as it must be with a window. Staging may have others.
     """
 
     pool_group: _Index
     window: _Count | None
     views: Annotated[tuple[PoolView, ...], msgspec.Meta(min_length=1, max_length=1024)]
+    tokens_per_block: _PageTokens | None = None
 
     def first_page(self, tokens: int, tokens_per_block: int) -> int:
         """The first page that a request of `tokens` tokens still reads: those before are stale."""
@@ -199,7 +203,7 @@ class PoolGroup(Struct, frozen=True):
 class PageTable(Struct, frozen=True):
     """All that a side has to send from, or to receive into."""
 
-    tokens_per_block: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    tokens_per_block: _PageTokens
     layer_groups: Annotated[tuple[LayerGroup, ...], msgspec.Meta(min_length=1, max_length=1024)]
     pool_groups: Annotated[tuple[PoolGroup, ...], msgspec.Meta(min_length=1, max_length=1024)]
     formats: Annotated[tuple[PageFormat, ...], msgspec.Meta(min_length=1, max_length=1024)]
@@ -273,7 +277,7 @@ def check_table(table: PageTable) -> None:
         Naming the field.
     """
     for i, one in enumerate(table.formats):
-        _check_format(f"formats[{i}]", one, table.tokens_per_block)
+        _check_format(f"formats[{i}]", one)
     for i, group in enumerate(table.pool_groups):
         for j, pool in enumerate(group.pools):
             end = pool.base_address + pool.slot_bytes * pool.num_slots
@@ -297,13 +301,7 @@ def check_table(table: PageTable) -> None:
         names.add(name)
 
 
-def _check_format(name: str, one: PageFormat, tokens_per_block: int) -> None:
-    if one.tokens_per_unit * one.units_per_page != tokens_per_block:
-        raise _wrong(
-            f"{name}.units_per_page * tokens_per_unit",
-            f"be tokens_per_block {tokens_per_block}",
-            one.units_per_page * one.tokens_per_unit,
-        )
+def _check_format(name: str, one: PageFormat) -> None:
     if one.units_per_page % one.rows_per_page:
         raise _wrong(f"{name}.rows_per_page", "divide units_per_page", one.rows_per_page)
     end = 0
@@ -319,6 +317,10 @@ def _check_format(name: str, one: PageFormat, tokens_per_block: int) -> None:
 
 def _check_views(table: PageTable, index: int, group: LayerGroup) -> None:
     pools = table.pool_groups[group.pool_group].pools
+    tokens = group.tokens_per_block or table.tokens_per_block
+    if group.window is not None and tokens != table.tokens_per_block:
+        rule = f"be the table's {table.tokens_per_block} with a window"
+        raise _wrong(f"layer_groups[{index}].tokens_per_block", rule, tokens)
     keys = [(view.pool, view.kind) for view in group.views]
     if keys != sorted(set(keys)):
         raise _wrong(f"layer_groups[{index}].views", "be one per (pool, kind), ascending", keys)
@@ -331,6 +333,12 @@ def _check_views(table: PageTable, index: int, group: LayerGroup) -> None:
             if entry.format >= len(table.formats):
                 raise _wrong(f"{name}: format", f"be below {len(table.formats)}", entry.format)
             one = table.formats[entry.format]
+            if one.tokens_per_unit * one.units_per_page != tokens:
+                raise _wrong(
+                    f"{name}: units_per_page * tokens_per_unit",
+                    f"be tokens_per_block {tokens}",
+                    one.units_per_page * one.tokens_per_unit,
+                )
             if (view.kind == "unit_major") != bool(one.pieces):
                 raise _wrong(f"{name}: pieces", "be there for unit_major alone", view.kind)
             if view.kind == "replicated" and len(entry.layers) != 1:

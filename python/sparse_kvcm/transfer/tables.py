@@ -7,7 +7,7 @@ prefill and an offloading worker name the same buffers, though one has them all 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparse_kvcm._core import Storage
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
@@ -113,6 +113,14 @@ def _v4_buffers_of(config: DeepseekV4CacheConfig, layer: int, kind: AttentionTyp
     ]
 
 
+def in_pages_of(buffer: Buffer, tokens: int) -> Buffer:
+    """The same buffer in pages of so many tokens, a multiple of its units; not for rings."""
+    form = buffer.format
+    layout = UnitLayout([region.unit_bytes for region in form.regions])
+    paged = PageFormat.of(layout, tokens // form.tokens_per_unit, form.tokens_per_unit)
+    return replace(buffer, format=paged)
+
+
 @dataclass(frozen=True)
 class Tables:
     """A page table, and which of its layer groups are what.
@@ -185,7 +193,10 @@ def make_tables(
             for one, offset in placed
         )
         staging_group = len(groups)
-        groups.append(LayerGroup(len(pool_groups), None, (PoolView(0, "replicated", found),)))
+        paged = placed[0][0].format
+        tokens = paged.tokens_per_unit * paged.units_per_page
+        view = PoolView(0, "replicated", found)
+        groups.append(LayerGroup(len(pool_groups), None, (view,), tokens))
         pool_groups.append(PoolGroup((pool,)))
     table = PageTable(config.tokens_per_block, tuple(groups), tuple(pool_groups), tuple(formats))
     return Tables(table, group_of, staging_group)

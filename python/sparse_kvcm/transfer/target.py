@@ -18,7 +18,7 @@ from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
 from sparse_kvcm.dsa import DSACacheManagerV2
 from sparse_kvcm.transfer.page_table import PageTable
 from sparse_kvcm.transfer.staging import StagingRing
-from sparse_kvcm.transfer.tables import Buffer, dsa_buffers, make_tables, v4_buffers
+from sparse_kvcm.transfer.tables import Buffer, dsa_buffers, in_pages_of, make_tables, v4_buffers
 from sparse_kvcm.transfer.wire import PageList
 
 Job = Callable[[], None]
@@ -61,29 +61,41 @@ class OffloadTarget:
         One thread at a time calls it, the receiver's calls included.
     staging_slots : int
         Pages of history, of all layers together, that can be on their way at a time.
+    staging_tokens : int, optional
+        Tokens of such a page: best those of the prefill's pages, which then arrive whole. The
+        manager's by default.
 
     Raises
     ------
     InvalidArgument
-        For a manager without `offload`.
+        For a manager without `offload`, or `staging_tokens` that are no units.
     """
 
     def __init__(
-        self, manager: DSACacheManagerV2 | DeepseekV4CacheManager, staging_slots: int
+        self,
+        manager: DSACacheManagerV2 | DeepseekV4CacheManager,
+        staging_slots: int,
+        staging_tokens: int | None = None,
     ) -> None:
         if manager.config.offload is None:
             raise InvalidArgument("[OffloadTarget] manager must have offload, got a resident one")
         self._manager: _Manager = manager
         self._device = manager.config.device
         self._engine, buffers = _parts(manager)
-        staged = [one for one in buffers if one.group >= 0]
+        self._per_unit = self._engine.config.tokens_per_unit
+        self._page_tokens = staging_tokens or self._engine.config.tokens_per_block
+        if self._page_tokens < 1 or self._page_tokens % self._per_unit:
+            raise InvalidArgument(
+                f"[OffloadTarget] staging_tokens must be a multiple of {self._per_unit}, the "
+                f"tokens of a unit, got {staging_tokens}"
+            )
+        staged = [in_pages_of(one, self._page_tokens) for one in buffers if one.group >= 0]
         self.staging = StagingRing(staged, staging_slots, is_pinned=self._device != "cpu")
         self._tables = make_tables(
             self._engine.storage, buffers, (self.staging.pool, self.staging.placed)
         )
         self._offsets = [self.staging.offsets(g) for g in range(len(self._engine.config.groups))]
-        self._per_unit = self._engine.config.tokens_per_unit
-        self._units_per_page = self._engine.config.tokens_per_block // self._per_unit
+        self._units_per_page = self._page_tokens // self._per_unit
         self._admitted: dict[int, _Admitted] = {}
 
     @property
@@ -93,11 +105,11 @@ class OffloadTarget:
 
     @property
     def page_tokens(self) -> int:
-        """Tokens of a page."""
-        return self._engine.config.tokens_per_block
+        """Tokens of a page of staging."""
+        return self._page_tokens
 
     def num_pages(self, tokens: int) -> int:
-        """Pages of history that so many tokens have; 0 if they have no whole unit."""
+        """Pages of staging that so many tokens fill; 0 if they have no whole unit."""
         return math.ceil(tokens // self._per_unit / self._units_per_page)
 
     # --- a request ---
@@ -112,7 +124,7 @@ class OffloadTarget:
         InvalidArgument
             If it could never be had, or for a key in use.
         """
-        pages, engine = self.num_pages(tokens), self._engine
+        pages, engine = self._host_pages(tokens), self._engine
         if not 1 <= tokens <= max_tokens:
             raise InvalidArgument(
                 f"[admit] prompt_tokens must be in [1, max_tokens {max_tokens}], got {tokens}"
@@ -207,9 +219,14 @@ class OffloadTarget:
             raise NoRoomError("device pages", f"[admit] no pages on the GPU for {tokens} tokens")
         units = tokens // self._per_unit
         if units and not cache.reserve_history(units):
-            self._check_host(self.num_pages(tokens))
+            self._check_host(self._host_pages(tokens))
             raise NoRoomError("host pages", f"[admit] no host pages for {tokens} tokens")
         self._admitted[key] = _Admitted(tokens, units, _record(self._device))
+
+    def _host_pages(self, tokens: int) -> int:
+        """Pages that their history takes on the host."""
+        per_page = self._engine.config.tokens_per_block // self._per_unit
+        return math.ceil(tokens // self._per_unit / per_page)
 
     def _check_host(self, pages: int) -> None:
         free = self._engine.occupancy().free_host_pages
@@ -224,7 +241,8 @@ class OffloadTarget:
         lease = config.cached_slots + config.window_slots
         need = math.ceil(max_tokens / self._per_unit)
         if need <= lease:  # all window
-            lease = math.ceil(need / self._units_per_page) * self._units_per_page
+            per_page = config.tokens_per_block // self._per_unit
+            lease = math.ceil(need / per_page) * per_page
         fits = room.free_leases > 0 and lease <= room.largest_free_arena_run
         return "device pages" if fits else "arena lease"
 

@@ -63,7 +63,7 @@ class PageList(Struct, frozen=True):
     layer_group : int
         Of the table of the side whose pages these are.
     first_page : int
-        Begins at token first_page * tokens_per_block.
+        Begins at token first_page * tokens_per_block, its layer group's.
     packed : bytes
         n slots, int32 little-endian; -1 = no page (stale).
     """
