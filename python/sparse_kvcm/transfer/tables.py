@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sparse_kvcm._core import Storage
+from sparse_kvcm._core import Storage, UnitLayout
 from sparse_kvcm.deepseek_v4.config import DeepseekV4CacheConfig
 from sparse_kvcm.deepseek_v4.pools import layout_of
 from sparse_kvcm.dsa.config import DsaCacheConfig
