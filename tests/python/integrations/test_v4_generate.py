@@ -21,7 +21,7 @@ MODES = pytest.mark.parametrize("offload", [False, True], ids=["resident", "offl
 def generate(ids: torch.Tensor, held: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     out = tiny_v4.model().generate(
         ids,
-        cache=held,
+        **tiny_v4.kept_in(held),
         max_new_tokens=14,
         do_sample=False,
         return_dict_in_generate=True,
@@ -60,16 +60,16 @@ def test_what_a_cache_cannot_do_is_said() -> None:
         held = ManagedV4Cache(made, manager, max_length=10)
         mask = torch.tensor([[0, 1, 1], [1, 1, 1], [1, 1, 1]])
         with pytest.raises(NotImplementedError, match="no padding"):
-            made(input_ids=prompts(3), attention_mask=mask, cache=held)
+            made(input_ids=prompts(3), attention_mask=mask, **tiny_v4.kept_in(held))
         with pytest.raises(ValueError, match="max_length = 10"):
-            made(input_ids=prompts(11), cache=held)
-        made(input_ids=prompts(3), cache=held)
+            made(input_ids=prompts(11), **tiny_v4.kept_in(held))
+        made(input_ids=prompts(3), **tiny_v4.kept_in(held))
         assert held.get_seq_length() == 3
         with pytest.raises(NotImplementedError, match="one token of each of its 3"):
-            made(input_ids=prompts(2), cache=held)
+            made(input_ids=prompts(2), **tiny_v4.kept_in(held))
         with pytest.raises(NotImplementedError, match="crop"):
             held.crop(1)
-        made(input_ids=prompts(1), cache=held)
+        made(input_ids=prompts(1), **tiny_v4.kept_in(held))
         assert held.get_seq_length() == 4
         held.close()
     assert manager.store.manager.occupancy().free_leases == 3
@@ -130,7 +130,7 @@ def test_padding_in_the_middle_of_decoding_changes_nothing(offload: bool) -> Non
         held = ManagedV4Cache(made, tiny_v4.manager(offload), max_length=80)
         twin = DynamicCache(config=made.config)
         for one in (held, twin):
-            made(input_ids=prompts(62), cache=one)
+            made(input_ids=prompts(62), **tiny_v4.kept_in(one))
         last, ones = torch.tensor([[3], [4], [5]]), torch.ones(3, 63, dtype=torch.int64)
         hole = ones.clone()
         hole[1, 5] = 0
@@ -146,10 +146,12 @@ def test_padding_in_the_middle_of_decoding_changes_nothing(offload: bool) -> Non
             ({"position_ids": positions}, r"position_ids must be 62 to 62 in each row, got .*61"),
         ):
             with pytest.raises(NotImplementedError, match=message):
-                made(input_ids=last, cache=held, **wrong)
+                made(input_ids=last, **tiny_v4.kept_in(held), **wrong)
             assert held.get_seq_length() == 62
         for fine in ({"attention_mask": ones}, {}, {"position_ids": torch.tensor([[64]] * 3)}):
-            found, wanted = (made(input_ids=last, cache=one, **fine).logits for one in (held, twin))
+            found, wanted = (
+                made(input_ids=last, **tiny_v4.kept_in(one), **fine).logits for one in (held, twin)
+            )
             assert torch.equal(found, wanted)
 
 

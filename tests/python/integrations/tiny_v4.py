@@ -10,6 +10,7 @@ from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache
 
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheConfig, DeepseekV4CacheManager, OffloadSizes
 from sparse_kvcm.models import DeepSeekV4Geometry, geometry_of
+from tiny_glm import cache_argument
 
 torch.set_num_threads(1)
 VOCABULARY, TOP_K, WINDOW, MOST = 256, 16, 40, 700
@@ -82,6 +83,11 @@ def prompt(seed: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
 
 
+def kept_in(cache: Any) -> dict[str, Any]:
+    """The argument by which the model takes a cache; transformers 5.24 changed its name."""
+    return {cache_argument(model()): cache}
+
+
 @cache
 def stock(seed: int, length: int, new_tokens: int) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens of one request under transformers' own cache, and logits."""
@@ -90,7 +96,7 @@ def stock(seed: int, length: int, new_tokens: int) -> tuple[list[int], torch.Ten
     ids, tokens, logits = prompt(seed, length)[None], [], []
     with torch.no_grad():
         for _ in range(new_tokens):
-            out = made(input_ids=ids, cache=held, use_cache=True, logits_to_keep=1)
+            out = made(input_ids=ids, **kept_in(held), use_cache=True, logits_to_keep=1)
             logits.append(out.logits[0, -1])
             tokens.append(int(logits[-1].argmax()))
             ids = torch.tensor([tokens[-1:]])
