@@ -57,7 +57,10 @@ def _draw_step(figure: Any, records: list[Record]) -> None:
     axes = figure.subplots()
     bars = [one for one in records if one["overlap"] in ("none", "followers")]
     bars.sort(key=lambda one: (_label(one) != "resident", _label(one), one["batch"]))
-    names = [f"{one['batch']}\n{_label(one).replace('offloaded, ', '')}" for one in bars]
+    names = [
+        "\n".join([str(one["batch"]), *_label(one).removeprefix("offloaded, ").split(", ")])
+        for one in bars
+    ]
     bottom = [0.0] * len(bars)
     for phase in PHASES:
         heights = [one["phases_ms"].get(phase, 0.0) for one in bars]
