@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm._core import InvalidArgument, InvalidState
 
 from receiver_cases import DsaModel, Pair, V4Model
+from sparse_kvcm.step import StepRequest
 from sparse_kvcm.transfer.attempts import ReceiverOptions
 from sparse_kvcm.transfer.wire import SliceResult, encode_message
 
@@ -148,3 +149,27 @@ def test_a_result_from_another_peer_is_dropped(kind: str) -> None:
     pair.run_to_the_end()
     pair.check({1: PROMPT[kind]})
     pair.end([1])
+
+
+@pytest.mark.parametrize("tokens", [3, None])
+def test_a_request_on_its_way_in_is_freed_by_its_receiver_alone(
+    kind: str, tokens: int | None
+) -> None:
+    pair = Pair(MODELS[kind], staging=2)
+    lengths = {1: tokens or PROMPT[kind], 2: PROMPT[kind]}
+    for number, length in lengths.items():
+        pair.prefill(number, length)
+        pair.ask(number, length)
+    pair.results += pair.receiver.poll()  # some slices are asked for, others wait for staging
+    manager = pair.target_manager
+    for call in (
+        manager.free_request,
+        manager.suspend_request,
+        lambda one: manager.prepare_step([StepRequest(one, lengths[1])]),
+    ):
+        with pytest.raises(InvalidState, match="request 1 is on its way in"):
+            call(1)
+    pair.run_to_the_end()
+    assert [pair.result(one).reason for one in lengths] == ["", ""]
+    pair.check(lengths)
+    pair.end(lengths)
