@@ -98,3 +98,21 @@ def test_a_silent_peer_costs_its_own_requests_alone(kind: str) -> None:
     assert pair.result(2).reason == ""
     pair.check({2: PROMPT[kind]})
     pair.end([2])
+
+
+def test_close_deregisters_memory_before_pages_of_silent_peers_go_back(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(MODELS[kind])
+    pair.ask(1, PROMPT[kind])
+    pair.receiver.poll()
+    registered, drop = [], pair.target.drop
+
+    def tapped(key: int) -> None:
+        registered.append(dict(pair.network.ends["decode"].regions))
+        drop(key)
+
+    monkeypatch.setattr(pair.target, "drop", tapped)
+    pair.receiver.close(0)
+    assert registered == [{}]
+    pair.end()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -223,6 +223,22 @@ class Attempt:
     def is_complete(self) -> bool:
         """Whether everything has arrived and is repacked."""
         return all(one.stage is SliceStage.ENDED for one in self.slices)
+
+
+def use_of(attempts: Collection[Attempt], staging: int, bounce_bytes: int) -> ReceiverUse:
+    """What requests have in use, besides slots of staging and bytes of the bounce region."""
+    stages = [one.stage for one in attempts]
+    slices = [one.stage for attempt in attempts for one in attempt.slices]
+    return ReceiverUse(
+        queued=stages.count(Stage.QUEUED),
+        admitted=stages.count(Stage.ADMITTED),
+        draining=stages.count(Stage.DRAINING),
+        posted=slices.count(SliceStage.POSTED),
+        scattering=slices.count(SliceStage.SCATTERING),
+        repacking=slices.count(SliceStage.REPACKING),
+        staging=staging,
+        bounce_bytes=bounce_bytes,
+    )
 
 
 def plan_slices(tokens: int, page_tokens: int, num_pages: int, slice_pages: int) -> list[Slice]:

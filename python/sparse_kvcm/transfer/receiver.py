@@ -27,6 +27,7 @@ from sparse_kvcm.transfer.attempts import (
     SliceStage,
     Stage,
     plan_slices,
+    use_of,
 )
 from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.page_table import PeerDataError
@@ -113,7 +114,10 @@ class Receiver:
         return self._peers.add(card)
 
     def remove_peer(self, peer: str, reason: str = "it was removed") -> None:
-        """A peer is gone for good: no byte of it moves any more. Its requests fail."""
+        """A peer is gone for good: no byte of it moves any more. Its requests fail.
+
+        Only whoever calls can know: a removed NIXL peer that lives may go on writing.
+        """
         if peer not in self._peers:
             return
         self._peers.remove(peer)
@@ -191,18 +195,9 @@ class Receiver:
     @property
     def use(self) -> ReceiverUse:
         """What is in use."""
-        stages = [one.stage for one in self._attempts.values()]
-        slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
-        return ReceiverUse(
-            queued=stages.count(Stage.QUEUED),
-            admitted=stages.count(Stage.ADMITTED),
-            draining=stages.count(Stage.DRAINING),
-            posted=slices.count(SliceStage.POSTED),
-            scattering=slices.count(SliceStage.SCATTERING),
-            repacking=slices.count(SliceStage.REPACKING),
-            staging=len(self._target.staging.slots) - self._target.staging.num_free,
-            bounce_bytes=self._arrivals.bounce_bytes,
-        )
+        staging = self._target.staging
+        staged = len(staging.slots) - staging.num_free
+        return use_of(self._attempts.values(), staged, self._arrivals.bounce_bytes)
 
     @property
     def waiting(self) -> dict[str, str]:
@@ -210,7 +205,11 @@ class Receiver:
         return {one.request_id: one.lacks for one in self._by_id.values() if one.lacks}
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Give all requests up, wait so long for their peers, and leave. No-op if closed."""
+        """Give all requests up, wait so long for their peers, and leave. No-op if closed.
+
+        Memory is deregistered before pages of peers that did not answer go back: an engine lets
+        nobody begin a write to it then. What is under way is the engine's to end.
+        """
         if self._registration is None:
             return
         for request_id in list(self._by_id):
@@ -219,14 +218,14 @@ class Receiver:
         while self._attempts and time.monotonic() < end:
             self.poll()
             time.sleep(0.001)
+        self._transport.deregister(self._registration)
+        self._registration = None
         for peer in self._peers:
             self.remove_peer(peer, "the receiver closes")
         self._arrivals.close()
         self.poll()
         while self.use.scattering:  # copies on a GPU, which end
             self.poll()
-        self._transport.deregister(self._registration)
-        self._registration = None
 
     def _take(self, peer: str, data: bytes) -> None:
         try:
