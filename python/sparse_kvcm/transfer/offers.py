@@ -84,6 +84,8 @@ class Offer:
     ----------
     pages : dict of int to PageList
         By layer group.
+    peer : str or None
+        Who alone may ask for it, or has canceled it early; None: who asks first.
     touched : float
         When the engine or the receiver was last heard of it.
     computed : int
@@ -104,6 +106,7 @@ class Offer:
 
     prompt_tokens: int
     touched: float
+    peer: str | None = None
     pages: dict[int, PageList] = field(default_factory=dict)
     computed: int = 0
     marks: list[tuple[int, Ready]] = field(default_factory=list)
