@@ -25,14 +25,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def test_who_waits_for_staging_too_long_is_told_so(kind: str) -> None:
-    pair = Pair(MODELS[kind], num_senders=2, staging=2)
+    pair = Pair(MODELS[kind], staging=2)
     tokens = PROMPT[kind]
-    pair.ask(1, tokens, 0)  # its peer never says a word, and has all slots
-    pair.ask(2, tokens, 1)
-    pair.prefill(2, tokens, 1)
-    for pair.now in (0.0, 1.0, 121.5):
-        pair.run([1])
-        pair.run([1])
+    pair.ask(1, tokens)  # is never offered, and has all slots
+    pair.ask(2, tokens)
+    pair.prefill(2, tokens)
+    for pair.now, senders in ((0.0, [0]), (1.0, [0]), (121.5, [])):
+        pair.run(senders)
+        pair.run(senders)
     assert pair.result(1).reason == "nothing of it came within 120 s"
     assert pair.result(2).reason == "there was no staging for it within 120 s"
 
@@ -167,7 +167,7 @@ def test_a_request_on_its_way_in_is_freed_by_its_receiver_alone(
         manager.suspend_request,
         lambda one: manager.prepare_step([StepRequest(one, lengths[1])]),
     ):
-        with pytest.raises(InvalidState, match="request 1 is on its way in"):
+        with pytest.raises(InvalidState, match="request 1 is receiving"):
             call(1)
     pair.run_to_the_end()
     assert [pair.result(one).reason for one in lengths] == ["", ""]

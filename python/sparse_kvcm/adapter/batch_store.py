@@ -288,7 +288,7 @@ class BatchStore:
         one = self._requests[request_id]
         if one.is_lent:
             raise InvalidState(
-                f"[{function}] request {request_id} is on its way in, and a peer writes to its "
-                "pages; cancel it at its Receiver, whose poll says when it has ended"
+                f"[{function}] request {request_id} is receiving: a peer writes to its pages; "
+                "cancel it at its Receiver, which frees it when nobody does any more"
             )
         return one

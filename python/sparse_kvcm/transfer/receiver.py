@@ -27,6 +27,7 @@ from sparse_kvcm.transfer.attempts import (
     SliceStage,
     Stage,
     plan_slices,
+    posted_pages,
     use_of,
 )
 from sparse_kvcm.transfer.bounce import Bounce
@@ -85,7 +86,6 @@ class Receiver:
         self._rank = rank or RankInfo()
         self._options = options or ReceiverOptions()
         self._clock = clock
-        self._slice_pages = min(self._options.slice_pages, len(target.staging.slots))
         self._arrivals = Arrivals(target, bounce, self._options.num_workers)
         self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
@@ -270,15 +270,12 @@ class Receiver:
         if admitted >= options.max_in_flight:
             raise NoRoomError("transfers in flight", f"[request] {admitted} are on their way")
         pages = target.num_pages(attempt.prompt_tokens)
-        least = min(pages, self._slice_pages)
-        if least > target.staging.num_free:
-            raise NoRoomError(
-                "staging", f"[request] {least} slots are needed, {target.staging.num_free} free"
-            )
+        slice_pages = min(options.slice_pages, target.staging.largest_slice(len(self._peers)))
+        least, free = min(pages, slice_pages), target.staging.num_free
+        if least > free:
+            raise NoRoomError("staging", f"[request] {least} slots are needed, {free} free")
         target.admit(attempt.key, attempt.prompt_tokens, attempt.max_tokens)
-        attempt.slices = plan_slices(
-            attempt.prompt_tokens, target.page_tokens, pages, self._slice_pages
-        )
+        attempt.slices = plan_slices(attempt.prompt_tokens, target.page_tokens, pages, slice_pages)
         attempt.stage, attempt.since, attempt.lacks = Stage.ADMITTED, self._clock(), ""
 
     def _admit_queued(self) -> None:
@@ -295,8 +292,9 @@ class Receiver:
     def _post(self) -> None:
         """Ask for slices of all admitted requests in turn, as long as there is staging."""
         waiting = [one for one in list(self._attempts.values()) if self._is_ready(one)]
+        held = posted_pages(self._attempts.values())
         while waiting:
-            waiting = [one for one in waiting if self._post_next(one)]
+            waiting = [one for one in waiting if self._post_next(one, held)]
 
     def _is_ready(self, attempt: Attempt) -> bool:
         try:
@@ -305,15 +303,16 @@ class Receiver:
             self._fail(attempt, f"its pages do not become ready: {error}")
             return False
 
-    def _post_next(self, attempt: Attempt) -> bool:
+    def _post_next(self, attempt: Attempt, held: collections.Counter[str]) -> bool:
         """Whether a slice was asked for."""
-        one = next(attempt.in_stage(SliceStage.PLANNED), None)
+        staging, one = self._target.staging, next(attempt.in_stage(SliceStage.PLANNED), None)
         if one is None or attempt.stage is not Stage.ADMITTED:
             return False
-        if one.num_pages > self._target.staging.num_free:
-            return False
         if one.num_pages:
-            one.slots = self._target.staging.take(one.num_pages)
+            if not staging.may_take(one.num_pages, held[attempt.peer], len(self._peers)):
+                return False
+            held[attempt.peer] += one.num_pages
+            one.slots = staging.take(one.num_pages)
             pages = [self._target.staged_pages(one.first_page, one.slots)]
         else:
             pages = self._target.device_pages(attempt.key)
@@ -346,8 +345,7 @@ class Receiver:
             self._complete(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
-        free = self._target.staging.num_free
-        why = attempt.overdue(self._clock(), self._options.expiry_s, free)
+        why = attempt.overdue(self._clock(), self._options.expiry_s)
         if why and attempt.stage is Stage.DRAINING:
             self.remove_peer(attempt.peer, why)
         elif why:
