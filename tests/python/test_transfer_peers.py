@@ -12,7 +12,7 @@ from sparse_kvcm.transfer.page_table import PeerDataError
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.sender import Sender
 from sparse_kvcm.transfer.transport import TransferRefusedError
-from sparse_kvcm.transfer.wire import PageList, SliceResult
+from sparse_kvcm.transfer.wire import Cancel, PageList, SliceResult
 from transfer_cases import HISTORY, Side, check_landed
 from transfer_world import KINDS, World, held
 
@@ -98,15 +98,52 @@ def test_what_strangers_and_fools_say_is_dropped() -> None:
         ({"pages": [PageList.of(0, 0, [0])]}, "target pages"),
     ],
 )
-def test_a_hostile_request_fails_before_a_byte_moves(how: dict, words: str) -> None:
+@pytest.mark.parametrize("order", ["offer first", "request first"])
+def test_a_claim_that_does_not_fit_is_refused_and_the_offer_is_anothers(
+    how: dict, words: str, order: str
+) -> None:
     world = World()
-    receiver = world.receiver()
-    world.offer("a", 20)
-    receiver.ask("a", **{"tokens": 20, **how})
+    hostile, rightful = world.receiver("hostile"), world.receiver("rightful")
+    if order == "offer first":
+        world.offer("a", 20)
+    hostile.ask("a", **{"tokens": 20, "slices": (0, 2), **how})
+    hostile.ask("a", 20, slices=(1, 2))  # of an attempt that was refused
+    if order == "request first":
+        world.step()
+        world.offer("a", 20)
     world.step()
-    assert words in world.outcomes["a"].reason
-    assert world.starts == []
-    assert receiver.poll()[0].status == "failed"
+    assert (world.outcomes, world.starts) == ({}, [])
+    first, second = hostile.poll()
+    assert words in first.reason
+    assert second.reason == "another slice of this attempt was refused"
+    hostile.tell(Cancel("a", 1, "spite"))
+    rightful.ask("a", 20)
+    world.step()
+    assert (rightful.poll()[0].status, world.outcomes["a"].status) == ("done", "done")
+    check_landed("a", world.source, rightful.side, rightful.side.pages(20), 20)
+    assert all((pool == 0xEE).all() for pool in hostile.side.pools)
+    world.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("order", ["offer first", "request first", "canceled first"])
+def test_an_offer_for_one_peer_is_no_others(order: str) -> None:
+    world = World()
+    other, rightful = world.receiver("other"), world.receiver("rightful")
+    with pytest.raises(InvalidArgument, match="peer must be one that was added, got 'nobody'"):
+        world.offer("a", 20, peer="nobody")
+    if order == "offer first":
+        world.offer("a", 20, peer="rightful")
+    other.ask("a", 20)
+    world.step()
+    other.tell(Cancel("a", 1, "spite"))
+    if order == "canceled first":
+        world.step()
+    if order != "offer first":
+        world.offer("a", 20, peer="rightful")
+    rightful.ask("a", 20)
+    world.step()
+    assert [one.status for one in other.poll()] == ["failed"]
+    assert (rightful.poll()[0].status, world.outcomes["a"].status) == ("done", "done")
     world.assert_nothing_is_held()
 
 

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from sparse_kvcm._core import InvalidArgument
+from sparse_kvcm._core import InvalidArgument, InvalidState
 
 from receiver_cases import DsaModel, Pair, V4Model
+from sparse_kvcm.step import StepRequest
 from sparse_kvcm.transfer.attempts import ReceiverOptions
 from sparse_kvcm.transfer.wire import SliceResult, encode_message
 
@@ -24,14 +25,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def test_who_waits_for_staging_too_long_is_told_so(kind: str) -> None:
-    pair = Pair(MODELS[kind], num_senders=2, staging=2)
+    pair = Pair(MODELS[kind], staging=2)
     tokens = PROMPT[kind]
-    pair.ask(1, tokens, 0)  # its peer never says a word, and has all slots
-    pair.ask(2, tokens, 1)
-    pair.prefill(2, tokens, 1)
-    for pair.now in (0.0, 1.0, 121.5):
-        pair.run([1])
-        pair.run([1])
+    pair.ask(1, tokens)  # is never offered, and has all slots
+    pair.ask(2, tokens)
+    pair.prefill(2, tokens)
+    for pair.now, senders in ((0.0, [0]), (1.0, [0]), (121.5, [])):
+        pair.run(senders)
+        pair.run(senders)
     assert pair.result(1).reason == "nothing of it came within 120 s"
     assert pair.result(2).reason == "there was no staging for it within 120 s"
 
@@ -148,3 +149,27 @@ def test_a_result_from_another_peer_is_dropped(kind: str) -> None:
     pair.run_to_the_end()
     pair.check({1: PROMPT[kind]})
     pair.end([1])
+
+
+@pytest.mark.parametrize("tokens", [3, None])
+def test_a_request_on_its_way_in_is_freed_by_its_receiver_alone(
+    kind: str, tokens: int | None
+) -> None:
+    pair = Pair(MODELS[kind], staging=2)
+    lengths = {1: tokens or PROMPT[kind], 2: PROMPT[kind]}
+    for number, length in lengths.items():
+        pair.prefill(number, length)
+        pair.ask(number, length)
+    pair.results += pair.receiver.poll()  # some slices are asked for, others wait for staging
+    manager = pair.target_manager
+    for call in (
+        manager.free_request,
+        manager.suspend_request,
+        lambda one: manager.prepare_step([StepRequest(one, lengths[1])]),
+    ):
+        with pytest.raises(InvalidState, match="request 1 is receiving"):
+            call(1)
+    pair.run_to_the_end()
+    assert [pair.result(one).reason for one in lengths] == ["", ""]
+    pair.check(lengths)
+    pair.end(lengths)

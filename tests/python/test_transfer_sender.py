@@ -208,7 +208,7 @@ def test_pages_that_were_given_cannot_change() -> None:
         with pytest.raises(InvalidArgument, match="belong to the transfer"):
             world.sender.advance("a", 16, bad)
     world.sender.advance("a", 16, [PageList.of(0, 0, [9, 4, 5, 6])])
-    with pytest.raises(InvalidArgument, match="computed must be in"):
+    with pytest.raises(InvalidArgument, match="computed must be an int in"):
         world.sender.advance("a", 15)
     with pytest.raises(InvalidArgument, match="slots of layer group 1"):
         world.sender.advance("a", 16, [PageList.of(1, 0, [16])])
@@ -216,3 +216,41 @@ def test_pages_that_were_given_cannot_change() -> None:
         world.sender.offer("a", 40, pages)
     with pytest.raises(InvalidArgument, match="offered"):
         world.sender.advance("b", 16)
+
+
+@pytest.mark.parametrize(
+    "slots", [[1.0, 2.0], [0.5], [True], [1 << 31], [-(1 << 31) - 1], [[1, 2]], ["1"]]
+)
+def test_a_page_list_of_anything_but_slots_is_refused(slots: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"\[PageList.of\] slots must be"):
+        PageList.of(0, 0, slots)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 31, 1.0, True, None])
+@pytest.mark.parametrize("name", ["layer_group", "first_page"])
+def test_a_page_list_says_where_its_pages_are_in_integers(name: str, bad: object) -> None:
+    where = {"layer_group": 0, "first_page": 0} | {name: bad}
+    with pytest.raises(InvalidArgument, match=rf"\[PageList.of\] {name} must be an int"):
+        PageList.of(slots=[1], **where)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=rf"\[Sender\] {name} must be an int"):
+        World().sender.offer("a", 20, [PageList(packed=b"\0" * 4, **where)])  # type: ignore[arg-type]
+
+
+def test_an_offer_that_names_a_layer_group_twice_or_no_whole_tokens_changes_nothing() -> None:
+    world = World()
+    pages = world.source.pages(20)
+    with pytest.raises(InvalidArgument, match="name a layer group once, got 1 twice"):
+        world.sender.offer("a", 20, [*pages, pages[1]])
+    with pytest.raises(InvalidArgument, match="prompt_tokens must be an int"):
+        world.sender.offer("a", 20.0, pages)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="computed must be an int"):
+        world.sender.offer("a", 20, pages, computed=8.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="packed must be bytes"):
+        world.sender.offer("a", 20, [PageList(0, 0, b"abc")])
+    assert world.sender.use().num_offers == 0
+    world.offer("a", 20)
+    with pytest.raises(InvalidArgument, match="twice"):
+        world.sender.advance("a", 20, [pages[0], pages[0]])
+    world.sender.abort("a", "the test ends")
+    world.step()
+    world.assert_nothing_is_held()

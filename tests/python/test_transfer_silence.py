@@ -98,3 +98,45 @@ def test_a_silent_peer_costs_its_own_requests_alone(kind: str) -> None:
     assert pair.result(2).reason == ""
     pair.check({2: PROMPT[kind]})
     pair.end([2])
+
+
+def test_close_deregisters_memory_before_pages_of_silent_peers_go_back(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(MODELS[kind])
+    pair.ask(1, PROMPT[kind])
+    pair.receiver.poll()
+    registered, drop = [], pair.target.drop
+
+    def tapped(key: int) -> None:
+        registered.append(dict(pair.network.ends["decode"].regions))
+        drop(key)
+
+    monkeypatch.setattr(pair.target, "drop", tapped)
+    pair.receiver.close(0)
+    assert registered == [{}]
+    pair.end()
+
+
+@pytest.mark.parametrize("num_late", [1, 2])
+def test_peers_that_stall_leave_staging_to_others(kind: str, num_late: int) -> None:
+    staging = 4 * num_late
+    pair = Pair(MODELS[kind], num_senders=num_late + 1, staging=staging)
+    hold(pair)
+    for late in range(num_late):  # they were there first, and answer Pings
+        pair.prefill(late, PROMPT[kind], late)
+        pair.ask(late, PROMPT[kind], late)
+        pair.run()
+        pair.run()
+    assert pair.receiver.use.staging == staging - 2
+    pair.network.policy = lambda transfer: None
+    pair.prefill(7, PROMPT[kind], num_late)
+    pair.ask(7, PROMPT[kind], num_late)
+    pair.run_until(lambda: bool(pair.results))  # at once: the clock stands still
+    assert (pair.result(7).reason, pair.now) == ("", 0.0)
+    assert pair.receiver.use.staging == staging - 2
+    for index in list(pair.network.transfers):
+        pair.network.finish(index)
+    pair.run_to_the_end()
+    pair.check(dict.fromkeys((*range(num_late), 7), PROMPT[kind]))
+    pair.end((*range(num_late), 7))

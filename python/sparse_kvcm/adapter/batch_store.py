@@ -45,6 +45,7 @@ class StepFaultError(RuntimeError):
 class _Request:
     cache: KvCache
     max_tokens: int  # a need counts whole units
+    is_lent: bool = False  # a transfer writes to its pages
 
     @property
     def is_suspended(self) -> bool:
@@ -91,7 +92,7 @@ class BatchStore:
 
     def take(self, request_id: int, capacity: int, history: int) -> None:
         """See `Store`."""
-        one = self._requests[request_id]
+        one = self._own("import_history", request_id)
         if one.is_suspended:
             raise is_away("import_history", request_id)
         if capacity > one.max_tokens or not one.cache.resize(capacity, history, self._stream):
@@ -118,15 +119,24 @@ class BatchStore:
 
     def free(self, request_id: int) -> None:
         """See `Store`."""
-        self._requests.pop(request_id).cache.close()
+        self._own("free_request", request_id).cache.close()
+        del self._requests[request_id]
 
     def suspend(self, request_id: int) -> None:
         """See `Store`. Its lease and GPU pages go; all that it has is on the host then."""
-        self._requests[request_id].cache.suspend(self._stream)
+        self._own("suspend_request", request_id).cache.suspend(self._stream)
 
     def resume(self, request_id: int) -> None:
         """See `Store`. It gets a lease and GPU pages again."""
         self._activate("resume_request", self._requests[request_id])
+
+    def lend(self, request_id: int) -> None:
+        """Its pages are a transfer's until `regain`: nothing that moves or frees them is done."""
+        self._requests[request_id].is_lent = True
+
+    def regain(self, request_id: int) -> None:
+        """Nobody but the manager writes to its pages any more."""
+        self._requests[request_id].is_lent = False
 
     def kv_cache(self, request_id: int) -> KvCache:
         """A request as the engine's manager has it."""
@@ -159,7 +169,7 @@ class BatchStore:
 
     def seat(self, request_id: int) -> int:
         """See `Store`."""
-        one = self._requests[request_id]
+        one = self._own("prepare_step", request_id)
         if one.is_suspended:
             raise is_away("prepare_step", request_id)
         try:
@@ -272,3 +282,13 @@ class BatchStore:
             f"[{function}] no {lacks} for a request of {request.max_tokens} tokens: {has}; "
             "suspend or free a request and try again"
         )
+
+    def _own(self, function: str, request_id: int) -> _Request:
+        """A request whose pages are not lent."""
+        one = self._requests[request_id]
+        if one.is_lent:
+            raise InvalidState(
+                f"[{function}] request {request_id} is receiving: a peer writes to its pages; "
+                "cancel it at its Receiver, which frees it when nobody does any more"
+            )
+        return one

@@ -51,7 +51,13 @@ class RequestManager(ABC, Generic[StepT]):
         self.store.add(request_id, max_tokens)
 
     def free_request(self, request_id: int) -> None:
-        """End a request. What it had is reused once an open step no longer reads it."""
+        """End a request. What it had is reused once an open step no longer reads it.
+
+        Raises
+        ------
+        InvalidState
+            If it is on its way in from a peer (`transfer.receiver.Receiver.cancel` ends that).
+        """
         self._check_known("free_request", request_id)
         self.store.free(request_id)
 

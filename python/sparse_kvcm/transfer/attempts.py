@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ class ReceiverOptions:
     Attributes
     ----------
     slice_pages : int
-        Most pages of history in a slice.
+        Most pages of history in a slice; where there are several peers, at most half of staging.
     max_in_flight : int
         Most requests that are admitted and not complete.
     max_queued : int
@@ -200,13 +201,13 @@ class Attempt:
         """Slices that stand there."""
         return (one for one in self.slices if one.stage is stage)
 
-    def overdue(self, now: float, most: float, free_slots: int) -> str:
+    def overdue(self, now: float, most: float) -> str:
         """Why it has waited too long, longer than `most` seconds; empty if it has not."""
         posted = [one.since for one in self.in_stage(SliceStage.POSTED)]
         if self.stage is Stage.ADMITTED:
             late = now - min(posted, default=self.since) > most
             one = next(self.in_stage(SliceStage.PLANNED), None)
-            waits = not posted and one is not None and one.num_pages > free_slots
+            waits = not posted and one is not None and one.num_pages > 0
             why = "there was no staging for it" if waits else "nothing of it came"
         elif self.stage is Stage.DRAINING:
             late, why = now - self.since > most and bool(posted), "no result of a cancel"
@@ -223,6 +224,30 @@ class Attempt:
     def is_complete(self) -> bool:
         """Whether everything has arrived and is repacked."""
         return all(one.stage is SliceStage.ENDED for one in self.slices)
+
+
+def use_of(attempts: Collection[Attempt], staging: int, bounce_bytes: int) -> ReceiverUse:
+    """What requests have in use, besides slots of staging and bytes of the bounce region."""
+    stages = [one.stage for one in attempts]
+    slices = [one.stage for attempt in attempts for one in attempt.slices]
+    return ReceiverUse(
+        queued=stages.count(Stage.QUEUED),
+        admitted=stages.count(Stage.ADMITTED),
+        draining=stages.count(Stage.DRAINING),
+        posted=slices.count(SliceStage.POSTED),
+        scattering=slices.count(SliceStage.SCATTERING),
+        repacking=slices.count(SliceStage.REPACKING),
+        staging=staging,
+        bounce_bytes=bounce_bytes,
+    )
+
+
+def posted_pages(attempts: Iterable[Attempt]) -> Counter[str]:
+    """Slots of staging that peers may write to, by peer."""
+    found: Counter[str] = Counter()
+    for attempt in attempts:
+        found[attempt.peer] += sum(one.num_pages for one in attempt.in_stage(SliceStage.POSTED))
+    return found
 
 
 def plan_slices(tokens: int, page_tokens: int, num_pages: int, slice_pages: int) -> list[Slice]:

@@ -72,7 +72,7 @@ class Ledger:
     def take_offer(self, request_id: str, offer: Offer) -> None:
         """Enter an offer; what has been asked of it meets it, or ends it if it was canceled."""
         early = self.ended.pop(request_id, None)
-        if early is not None:
+        if early is not None and offer.peer in (None, early[1].peer):
             offer.failure, offer.answered = early[1].failure, early[1].answered
             offer.claim = early[1].claim
         self.offers[request_id] = offer
@@ -136,7 +136,7 @@ class Ledger:
                 data.request_id, lambda one: one.claim == (peer, data.attempt), reason
             )
             if found and data.request_id not in self.unclaimed:
-                ended = Offer(found[0].data.prompt_tokens, self._clock(), failure=reason)
+                ended = Offer(found[0].data.prompt_tokens, self._clock(), peer, failure=reason)
                 ended.claim, ended.is_early = found[0].claim, True
                 ended.answered = {one.data.slice_id for one in found}
                 self._remember(data.request_id, ended)
@@ -179,15 +179,34 @@ class Ledger:
         return ""
 
     def _claim(self, offer: Offer, one: Slice) -> None:
-        if offer.claim is None:
-            offer.claim, offer.num_slices = one.claim, one.data.num_slices
         if offer.claim != one.claim:
-            self._answer(None, one, "the request is being sent to another peer or attempt")
-            return
+            misfit = self._misfit(offer, one)
+            if misfit:
+                self._answer(None, one, misfit)
+                return
+            offer.claim, offer.num_slices = one.claim, one.data.num_slices
         offer.slices[one.data.slice_id] = one
         objection = offer.failure or offer.objection(one)
         if objection:
             self.fail(offer, objection)
+
+    def _misfit(self, offer: Offer, one: Slice) -> str:
+        """Why a RequestData does not get an offer, which stays as it is; or nothing."""
+        data = one.data
+        if offer.peer not in (None, one.peer):
+            return "the request is for another peer"
+        if offer.claim is not None:
+            return "the request is being sent to another peer or attempt"
+        if (data.request_id, *one.claim) in self._refused:
+            return "another slice of this attempt was refused"
+        if data.prompt_tokens != offer.prompt_tokens:
+            return f"prompt_tokens must be {offer.prompt_tokens}, got {data.prompt_tokens}"
+        tokens = (data.token_begin, data.token_end)
+        try:
+            self.peers[one.peer].projection.places(data.pages, tokens, data.prompt_tokens)
+        except PeerDataError as error:
+            return str(error)
+        return ""
 
     def _progress(self, offer: Offer, now: float) -> None:
         try:

@@ -13,7 +13,7 @@ from sparse_kvcm.transfer.page_table import PageTable
 from sparse_kvcm.transfer.projection import Projection
 from sparse_kvcm.transfer.ranks import RankInfo
 from sparse_kvcm.transfer.slices import Moving
-from sparse_kvcm.transfer.wire import MAX_TOKENS, PageList, RequestData
+from sparse_kvcm.transfer.wire import MAX_TOKENS, PageList, RequestData, check_page_list
 
 
 class Ready(Protocol):
@@ -84,6 +84,8 @@ class Offer:
     ----------
     pages : dict of int to PageList
         By layer group.
+    peer : str or None
+        Who alone may ask for it, or has canceled it early; None: who asks first.
     touched : float
         When the engine or the receiver was last heard of it.
     computed : int
@@ -104,6 +106,7 @@ class Offer:
 
     prompt_tokens: int
     touched: float
+    peer: str | None = None
     pages: dict[int, PageList] = field(default_factory=dict)
     computed: int = 0
     marks: list[tuple[int, Ready]] = field(default_factory=list)
@@ -155,16 +158,24 @@ class Offer:
         Raises
         ------
         InvalidArgument
-            If tokens go back or past the prompt, or a page that was given before has changed.
+            If tokens go back or past the prompt, a layer group comes twice, or a page that was
+            given before has changed.
         """
         most = self.marks[-1][0] if self.marks else self.computed
-        if not most <= computed <= self.prompt_tokens:
+        if not _is_int(computed) or not most <= computed <= self.prompt_tokens:
             raise InvalidArgument(
-                f"[Sender] computed must be in [{most}, {self.prompt_tokens}], got {computed}"
+                f"[Sender] computed must be an int in [{most}, {self.prompt_tokens}], got "
+                f"{computed!r}"
             )
-        added = {one.layer_group: one for one in pages}
-        for one in added.values():
+        added: dict[int, PageList] = {}
+        for one in pages:
+            check_page_list("Sender", one)
+            if one.layer_group in added:
+                raise InvalidArgument(
+                    f"[Sender] pages must name a layer group once, got {one.layer_group} twice"
+                )
             _check_pages(table, one, self.pages.get(one.layer_group))
+            added[one.layer_group] = one
         self.pages.update(added)
 
 
@@ -175,10 +186,14 @@ def check_tokens(prompt_tokens: int) -> None:
     ------
     InvalidArgument
     """
-    if not 1 <= prompt_tokens <= MAX_TOKENS:
+    if not _is_int(prompt_tokens) or not 1 <= prompt_tokens <= MAX_TOKENS:
         raise InvalidArgument(
-            f"[Sender] prompt_tokens must be in [1, {MAX_TOKENS}], got {prompt_tokens}"
+            f"[Sender] prompt_tokens must be an int in [1, {MAX_TOKENS}], got {prompt_tokens!r}"
         )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_pages(table: PageTable, new: PageList, old: PageList | None) -> None:

@@ -56,6 +56,9 @@ class Peers:
     def __contains__(self, peer: object) -> bool:
         return peer in self._projections
 
+    def __len__(self) -> int:
+        return len(self._projections)
+
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._projections))
 

@@ -27,6 +27,8 @@ from sparse_kvcm.transfer.attempts import (
     SliceStage,
     Stage,
     plan_slices,
+    posted_pages,
+    use_of,
 )
 from sparse_kvcm.transfer.bounce import Bounce
 from sparse_kvcm.transfer.page_table import PeerDataError
@@ -84,7 +86,6 @@ class Receiver:
         self._rank = rank or RankInfo()
         self._options = options or ReceiverOptions()
         self._clock = clock
-        self._slice_pages = min(self._options.slice_pages, len(target.staging.slots))
         self._arrivals = Arrivals(target, bounce, self._options.num_workers)
         self._registration: Registration | None = transport.register(self._arrivals.regions)
         self._numbers = itertools.count(1)
@@ -113,7 +114,10 @@ class Receiver:
         return self._peers.add(card)
 
     def remove_peer(self, peer: str, reason: str = "it was removed") -> None:
-        """A peer is gone for good: no byte of it moves any more. Its requests fail."""
+        """A peer is gone for good: no byte of it moves any more. Its requests fail.
+
+        Only whoever calls can know: a removed NIXL peer that lives may go on writing.
+        """
         if peer not in self._peers:
             return
         self._peers.remove(peer)
@@ -191,18 +195,9 @@ class Receiver:
     @property
     def use(self) -> ReceiverUse:
         """What is in use."""
-        stages = [one.stage for one in self._attempts.values()]
-        slices = [one.stage for attempt in self._attempts.values() for one in attempt.slices]
-        return ReceiverUse(
-            queued=stages.count(Stage.QUEUED),
-            admitted=stages.count(Stage.ADMITTED),
-            draining=stages.count(Stage.DRAINING),
-            posted=slices.count(SliceStage.POSTED),
-            scattering=slices.count(SliceStage.SCATTERING),
-            repacking=slices.count(SliceStage.REPACKING),
-            staging=len(self._target.staging.slots) - self._target.staging.num_free,
-            bounce_bytes=self._arrivals.bounce_bytes,
-        )
+        staging = self._target.staging
+        staged = len(staging.slots) - staging.num_free
+        return use_of(self._attempts.values(), staged, self._arrivals.bounce_bytes)
 
     @property
     def waiting(self) -> dict[str, str]:
@@ -210,7 +205,11 @@ class Receiver:
         return {one.request_id: one.lacks for one in self._by_id.values() if one.lacks}
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Give all requests up, wait so long for their peers, and leave. No-op if closed."""
+        """Give all requests up, wait so long for their peers, and leave. No-op if closed.
+
+        Memory is deregistered before pages of peers that did not answer go back: an engine lets
+        nobody begin a write to it then. What is under way is the engine's to end.
+        """
         if self._registration is None:
             return
         for request_id in list(self._by_id):
@@ -219,14 +218,14 @@ class Receiver:
         while self._attempts and time.monotonic() < end:
             self.poll()
             time.sleep(0.001)
+        self._transport.deregister(self._registration)
+        self._registration = None
         for peer in self._peers:
             self.remove_peer(peer, "the receiver closes")
         self._arrivals.close()
         self.poll()
         while self.use.scattering:  # copies on a GPU, which end
             self.poll()
-        self._transport.deregister(self._registration)
-        self._registration = None
 
     def _take(self, peer: str, data: bytes) -> None:
         try:
@@ -271,15 +270,12 @@ class Receiver:
         if admitted >= options.max_in_flight:
             raise NoRoomError("transfers in flight", f"[request] {admitted} are on their way")
         pages = target.num_pages(attempt.prompt_tokens)
-        least = min(pages, self._slice_pages)
-        if least > target.staging.num_free:
-            raise NoRoomError(
-                "staging", f"[request] {least} slots are needed, {target.staging.num_free} free"
-            )
+        slice_pages = min(options.slice_pages, target.staging.largest_slice(len(self._peers)))
+        least, free = min(pages, slice_pages), target.staging.num_free
+        if least > free:
+            raise NoRoomError("staging", f"[request] {least} slots are needed, {free} free")
         target.admit(attempt.key, attempt.prompt_tokens, attempt.max_tokens)
-        attempt.slices = plan_slices(
-            attempt.prompt_tokens, target.page_tokens, pages, self._slice_pages
-        )
+        attempt.slices = plan_slices(attempt.prompt_tokens, target.page_tokens, pages, slice_pages)
         attempt.stage, attempt.since, attempt.lacks = Stage.ADMITTED, self._clock(), ""
 
     def _admit_queued(self) -> None:
@@ -296,8 +292,9 @@ class Receiver:
     def _post(self) -> None:
         """Ask for slices of all admitted requests in turn, as long as there is staging."""
         waiting = [one for one in list(self._attempts.values()) if self._is_ready(one)]
+        held = posted_pages(self._attempts.values())
         while waiting:
-            waiting = [one for one in waiting if self._post_next(one)]
+            waiting = [one for one in waiting if self._post_next(one, held)]
 
     def _is_ready(self, attempt: Attempt) -> bool:
         try:
@@ -306,15 +303,16 @@ class Receiver:
             self._fail(attempt, f"its pages do not become ready: {error}")
             return False
 
-    def _post_next(self, attempt: Attempt) -> bool:
+    def _post_next(self, attempt: Attempt, held: collections.Counter[str]) -> bool:
         """Whether a slice was asked for."""
-        one = next(attempt.in_stage(SliceStage.PLANNED), None)
+        staging, one = self._target.staging, next(attempt.in_stage(SliceStage.PLANNED), None)
         if one is None or attempt.stage is not Stage.ADMITTED:
             return False
-        if one.num_pages > self._target.staging.num_free:
-            return False
         if one.num_pages:
-            one.slots = self._target.staging.take(one.num_pages)
+            if not staging.may_take(one.num_pages, held[attempt.peer], len(self._peers)):
+                return False
+            held[attempt.peer] += one.num_pages
+            one.slots = staging.take(one.num_pages)
             pages = [self._target.staged_pages(one.first_page, one.slots)]
         else:
             pages = self._target.device_pages(attempt.key)
@@ -347,8 +345,7 @@ class Receiver:
             self._complete(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
-        free = self._target.staging.num_free
-        why = attempt.overdue(self._clock(), self._options.expiry_s, free)
+        why = attempt.overdue(self._clock(), self._options.expiry_s)
         if why and attempt.stage is Stage.DRAINING:
             self.remove_peer(attempt.peer, why)
         elif why:

@@ -167,6 +167,7 @@ class Sender:
         *,
         computed: int | None = None,
         ready: Ready | None = None,
+        peer: str | None = None,
     ) -> None:
         """Give a request's pages to the transfer, until `progress` returns its outcome.
 
@@ -182,6 +183,9 @@ class Sender:
             Tokens that these pages have; all by default.
         ready : Ready, optional
             When they are written; now, by default.
+        peer : str, optional
+            The receiver that it is for. By default it is whose RequestData comes first and fits,
+            so all receivers must be trusted not to ask for what is another's.
 
         Raises
         ------
@@ -192,7 +196,9 @@ class Sender:
         check_request_id("offer", request_id)
         if self._ledger.is_known(request_id):
             raise InvalidArgument(f"[offer] request_id {request_id!r} must be a new one")
-        offer = Offer(prompt_tokens, self._clock())
+        if peer is not None and peer not in self._ledger.peers:
+            raise InvalidArgument(f"[offer] peer must be one that was added, got {peer!r}")
+        offer = Offer(prompt_tokens, self._clock(), peer)
         self._extend(offer, pages, prompt_tokens if computed is None else computed, ready)
         self._ledger.take_offer(request_id, offer)
 

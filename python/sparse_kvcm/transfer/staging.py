@@ -64,6 +64,19 @@ class StagingRing:
         """Slots that can be had now."""
         return len(self._free)
 
+    def may_take(self, count: int, held: int, num_peers: int) -> bool:
+        """Whether a peer may get `count` slots, that may write to `held`.
+
+        Of several peers each may have a slice, and more if it leaves as many slots as it has then:
+        what those that stall hold is never all.
+        """
+        left = self.num_free - count
+        return left >= 0 and (num_peers < 2 or held == 0 or held + count <= left)
+
+    def largest_slice(self, num_peers: int) -> int:
+        """Most slots of a slice: with several peers there is room for two."""
+        return max(1, len(self.slots) // 2) if num_peers > 1 else len(self.slots)
+
     def take(self, count: int) -> list[int]:
         """The lowest free slots, so that they lie side by side where they can."""
         taken = sorted(self._free)[:count]

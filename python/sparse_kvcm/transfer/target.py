@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sparse_kvcm._core import InvalidArgument, KvCache, KvCacheManager, OutOfPages
+from sparse_kvcm._core import InvalidArgument, KvCache, OutOfPages
 from sparse_kvcm.adapter.batch_store import BatchStore
 from sparse_kvcm.adapter.streams import current_stream
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
@@ -81,7 +81,9 @@ class OffloadTarget:
             raise InvalidArgument("[OffloadTarget] manager must have offload, got a resident one")
         self._manager: _Manager = manager
         self._device = manager.config.device
-        self._engine, buffers = _parts(manager)
+        assert isinstance(manager.store, BatchStore)  # with offload
+        self._store = manager.store
+        self._engine, buffers = self._store.manager, _buffers(manager)
         self._per_unit = self._engine.config.tokens_per_unit
         self._page_tokens = staging_tokens or self._engine.config.tokens_per_block
         if self._page_tokens < 1 or self._page_tokens % self._per_unit:
@@ -144,6 +146,7 @@ class OffloadTarget:
         except BaseException:
             self._manager.free_request(key)
             raise
+        self._store.lend(key)
 
     def is_ready(self, key: int) -> bool:
         """Whether whoever used its pages before is done with them: then they may be written."""
@@ -180,11 +183,13 @@ class OffloadTarget:
         one = self._admitted.pop(key)
         if one.units:
             self._manager.kv_cache(key).commit_history(current_stream(self._device))
+        self._store.regain(key)
 
     def drop(self, key: int) -> None:
         """Give back all that it took. Nobody writes to its pages any more."""
         self._admitted.pop(key, None)
         if self._manager.frontier(key) is not None:
+            self._store.regain(key)
             self._manager.free_request(key)
 
     # --- parts ---
@@ -247,13 +252,10 @@ class OffloadTarget:
         return "device pages" if fits else "arena lease"
 
 
-def _parts(
-    manager: DSACacheManagerV2 | DeepseekV4CacheManager,
-) -> tuple[KvCacheManager, list[Buffer]]:
+def _buffers(manager: DSACacheManagerV2 | DeepseekV4CacheManager) -> list[Buffer]:
     if isinstance(manager, DSACacheManagerV2):
-        return manager.manager, dsa_buffers(manager.config)
-    assert isinstance(manager.store, BatchStore)
-    return manager.store.manager, v4_buffers(manager.config)
+        return dsa_buffers(manager.config)
+    return v4_buffers(manager.config)
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:

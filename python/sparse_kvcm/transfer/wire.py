@@ -74,13 +74,48 @@ class PageList(Struct, frozen=True):
 
     @classmethod
     def of(cls, layer_group: int, first_page: int, slots: Sequence[int] | np.ndarray) -> PageList:
-        """From slots, any integers that fit 32 bits."""
-        return cls(layer_group, first_page, np.asarray(slots, "<i4").tobytes())
+        """From slots, any integers that fit 32 bits.
+
+        Raises
+        ------
+        InvalidArgument
+            For anything else, which no peer would take either.
+        """
+        array = np.asarray(slots)
+        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+            raise InvalidArgument(
+                f"[PageList.of] slots must be integers in a row, got {array.dtype} of shape "
+                f"{array.shape}"
+            )
+        if len(array) and not -(1 << 31) <= int(array.min()) <= int(array.max()) < 1 << 31:
+            raise InvalidArgument(
+                f"[PageList.of] slots must be of 32 bits, got {array.min()} to {array.max()}"
+            )
+        one = cls(layer_group, first_page, array.astype("<i4").tobytes())
+        check_page_list("PageList.of", one)
+        return one
 
     @property
     def slots(self) -> npt.NDArray[np.int32]:
         """Slots, int32 (n,), read-only."""
         return np.frombuffer(self.packed, "<i4")
+
+
+def check_page_list(function: str, one: PageList) -> None:
+    """Refuse what no peer would take; of a list of ours nobody else looks at the types.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    for name in ("layer_group", "first_page"):
+        value = getattr(one, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+            raise InvalidArgument(
+                f"[{function}] {name} must be an int in [0, 2**31), got {value!r}"
+            )
+    if not isinstance(one.packed, bytes) or len(one.packed) % 4:
+        raise InvalidArgument(f"[{function}] packed must be bytes, 4 for each slot")
 
 
 class BounceGrant(Struct, frozen=True):
