@@ -240,24 +240,6 @@ def test_lines_of_a_sweep_are_commands(name: str) -> None:
     assert set(lines_of(name)) <= {*lines_of("all"), *SWEEPS["tiny"]}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sweep", "glm,more"], "--sweep must be all or of glm, long"),
-        (["--modes", "both"], "--modes must be of resident, offloaded, got 'both'"),
-        (["--overlap", "none,more"], "--overlap must be of none, side"),
-        (["--plot", "x"], "--plot needs --json"),
-        (["--turns", "0"], "--turns must be at least 1, got 0"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        command.parse(arguments)
-    assert message in capsys.readouterr().err
-
-
 def test_layers_that_are_no_whole_groups_are_refused() -> None:
     with pytest.raises(kvcm.InvalidArgument, match="must be whole selection groups"):
         make_slice("glm-5.2", 6)
