@@ -30,6 +30,8 @@ from benchmarks.decode_slice.weights import Weights  # noqa: E402
 from benchmarks.traces import PRESETS, DriftTraces  # noqa: E402
 
 OUTPUT = 40
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200/decode_slice.json"
+RUNS = json.loads(RESULTS.read_text())["runs"]
 MODELS = ["tiny", "tiny-v4"]
 
 
@@ -149,6 +151,22 @@ def test_a_point_counts_what_resolve_missed_and_leaves_the_cache_empty() -> None
     assert cache.rows == []
     again = measure.run_point(cache, weights, 3, run)
     assert again["misses_per_step"] == record["misses_per_step"]
+
+
+@pytest.mark.parametrize("overlap", ["none", "followers"])
+def test_a_rate_is_that_of_a_fetch_that_is_timed_whole(overlap: Any) -> None:
+    model = make_slice("tiny")
+    cache = SliceCache(model, "offloaded", 1, 300 + OUTPUT, 2.0, "cpu")
+    run = Run(300, warm_up=2, steps=2, overlap=overlap)
+    record = measure.run_point(cache, Weights(model, "cpu", "bf16"), 1, run)
+    assert record["fetch_bytes_per_step"] > 0
+    assert ("fetch_gb_s" in record) == (overlap == "none")
+
+
+def test_no_committed_fetch_is_faster_than_the_link() -> None:
+    rates = [(one["fetch_gb_s"], one["link_gb_s"]) for one in RUNS if "fetch_gb_s" in one]
+    assert rates
+    assert all(rate < link for rate, link in rates)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
