@@ -258,6 +258,16 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=5, help="random states (default: 5)")
     parser.add_argument("--units", type=int, default=65_536, help="history (default: 65,536)")
     arguments = parser.parse_args()
+    if arguments.states < 1:
+        parser.error(f"--states must be at least 1, got {arguments.states}")
+    if not 2 * K <= arguments.units < 1 << 24:
+        parser.error(f"--units must be in [{2 * K}, 2^24), got {arguments.units}")
+    if arguments.json and (
+        arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()
+    ):
+        parser.error(
+            f"--json must be a file in a folder that is there, got {str(arguments.json)!r}"
+        )
     records = study(arguments.units, arguments.states)
     budgets = [divide_budget(arguments.units, factor) for factor in (2.0, 4.0)]
     show(records, budgets)

@@ -16,6 +16,7 @@ import torch
 
 import benchmarks.decode_slice as package
 from benchmarks.decode_slice import measure, plots, report
+from benchmarks.decode_slice import options as checks
 from benchmarks.decode_slice.budget import Budget, Mode
 from benchmarks.decode_slice.cache import SliceCache
 from benchmarks.decode_slice.forward import OVERLAPS, Overlap
@@ -72,21 +73,45 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only-plot", action="store_true", help="measure nothing")
     options = parser.parse_args(arguments)
     options.command = " ".join(sys.argv[1:] if arguments is None else arguments)
-    if options.sweep:
-        try:
-            lines_of(options.sweep)
-        except ValueError as error:
-            parser.error(str(error))
     known = {"--modes": ("resident", "offloaded"), "--overlap": tuple(OVERLAPS)}
     for flag, names in known.items():
         for one in getattr(options, flag[2:]).split(","):
             if one not in names:
                 parser.error(f"{flag} must be of {', '.join(names)}, got {one!r}")
-    if options.turns < 1:
-        parser.error(f"--turns must be at least 1, got {options.turns}")
-    if options.plot and not options.json:
-        parser.error("--plot needs --json")
+    try:
+        check_options(options)
+    except ValueError as error:
+        parser.error(str(error))
     return options
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse, by ValueError, what could not be measured or written."""
+    if (options.plot or options.only_plot) and not options.json:
+        raise ValueError(f"{'--plot' if options.plot else '--only-plot'} needs --json")
+    if options.json:
+        checks.check_place("--json", options.json)
+        if options.json.exists() or options.only_plot:
+            report.read(options.json)
+    if options.plot:
+        checks.check_plot(options.plot)
+    if options.device is not None:
+        checks.check_device(options.device)
+    if options.sweep is not None:
+        lines_of(options.sweep)
+    elif not options.only_plot:
+        model = make_slice(options.model, options.layers)
+        if options.batches is not None:
+            checks.check_batches(options.batches)
+        checks.check_factor(model, options.factor)
+        checks.check_ranks(model, options.ranks)
+        for name, value in (("--steps", options.steps), ("--turns", options.turns)):
+            checks.check_least(name, value, 1)
+        if options.trace not in (None, *PRESETS):
+            names = ", ".join(PRESETS)
+            raise ValueError(f"--trace must be of {names}, got {options.trace!r}")
+        prompt, least = make_run(model, options).prompt, model.geometry.tokens_per_unit
+        checks.check_least("tokens of a prompt", prompt, least)
 
 
 def make_run(model: SliceModel, options: argparse.Namespace) -> Run:
@@ -301,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     options = parse(arguments)
     session, begin = Session(), time.perf_counter()
-    lines = lines_of(options.sweep) if options.sweep else []
+    lines = lines_of(options.sweep) if options.sweep and not options.only_plot else []
     if not options.only_plot and not lines:
         session.run(options)
     for line in lines:

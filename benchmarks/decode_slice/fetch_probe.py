@@ -30,7 +30,8 @@ from benchmarks.decode_slice.budget import Budget
 from benchmarks.decode_slice.cache import SliceCache
 from benchmarks.decode_slice.measure import Inputs, Run
 from benchmarks.decode_slice.model import make_slice
-from sparse_kvcm import ResolveOutputs
+from benchmarks.decode_slice.options import check_device, check_factor, check_least
+from sparse_kvcm import ResolveOutputs, cuda_is_available
 from sparse_kvcm.ops import host_row
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -141,6 +142,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=32_768)
     parser.add_argument("--device", default="cuda:0")
     options = parser.parse_args(arguments)
+    try:
+        model = make_slice(options.model)
+        check_factor(model, options.factor)
+        check_least("--batch", options.batch, 1)
+        check_least("--prompt", options.prompt, 2 * model.geometry.tokens_per_unit - 1)
+        check_device(options.device)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.device != "cpu" and not (cuda_is_available() and torch.cuda.is_available()):
+        parser.error("no GPU; --model tiny --device cpu runs without")
     stream = None if options.device == "cpu" else torch.cuda.Stream(options.device)
     with torch.inference_mode(), torch.cuda.stream(stream):
         probe = Probe(options.model, options.batch, options.prompt, options.factor, options.device)

@@ -10,14 +10,13 @@ and each model, and predicted from the others, with the miss share of the planne
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.decode_slice.report import step_of
+from benchmarks.decode_slice.report import read, step_of
 from sparse_kvcm.planner.step_time import H200, Costs
 
 Record = dict[str, Any]
@@ -79,7 +78,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, nargs="?", default=RESULTS)
-    runs = usable(json.loads(parser.parse_args().file.read_text())["runs"])
+    file = parser.parse_args().file
+    try:
+        runs = usable(read(file))
+    except ValueError as error:
+        parser.error(str(error))
+    if len({run["model"] for run in runs}) < 2:
+        parser.error(f"{str(file)!r} must have runs of two models that the planner knows, on a GPU")
     for part, costs in fit(runs).items():
         print(f'    "{part}": {costs},')
     same = ("model", "prompt", "batch")  # both sides: they differ little

@@ -175,7 +175,7 @@ class Point:
             "fetch_bytes_per_step": moved,
             "seconds": self.seconds,
         }
-        if moved and phases.get("fetch"):
+        if moved and phases.get("fetch") and self._run.overlap == "none":  # else a part is timed
             record["fetch_gb_s"] = moved / phases["fetch"] / 1e6
         return record
 

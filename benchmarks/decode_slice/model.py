@@ -115,7 +115,7 @@ def _dsa_slice(geometry: DsaGeometry, layers: int) -> DsaGeometry:
             break
         groups.append(tuple(range(count, count + len(group))))
         count += len(group)
-    if count != layers:
+    if count != layers or layers < 1:
         size = len(geometry.groups[2])
         raise InvalidArgument(
             f"[make_slice] layers of {geometry.name} must be whole selection groups, multiples of "
@@ -127,7 +127,7 @@ def _dsa_slice(geometry: DsaGeometry, layers: int) -> DsaGeometry:
 def _v4_slice(geometry: DeepSeekV4Geometry, layers: int) -> DeepSeekV4Geometry:
     """Layers from the third on, which have ratios 4 and 128 in turn."""
     ratios = geometry.compress_ratios[2 : 2 + layers]
-    if len(ratios) != layers or layers % 2:
+    if len(ratios) != layers or layers < 1 or layers % 2:
         raise InvalidArgument(
             f"[make_slice] layers of {geometry.name} must be even and at most "
             f"{geometry.num_layers - 2}, got {layers}"
@@ -179,13 +179,15 @@ def make_slice(name: str, layers: int | None = None) -> SliceModel:
         For a model that is not known, or layers that are no whole selection groups.
     """
     if name in ("tiny", "tiny-v4"):
+        if layers is not None:
+            raise InvalidArgument(f"[make_slice] layers of {name} are fixed, got {layers}")
         return _tiny(name)
     if name not in _SLICES:
         raise InvalidArgument(
             f"[make_slice] model must be one of {', '.join(_SLICES)}, tiny, tiny-v4, got {name!r}"
         )
     preset, usual, budget, trace, page = _SLICES[name]
-    whole, count = load_geometry(preset), layers or usual
+    whole, count = load_geometry(preset), usual if layers is None else layers
     assert isinstance(whole, Geometry)
     is_v4 = isinstance(whole, DeepSeekV4Geometry)
     part = _v4_slice(whole, count) if is_v4 else _dsa_slice(whole, count)

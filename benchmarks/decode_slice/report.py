@@ -20,6 +20,7 @@ from run_bench import print_table
 
 SIDES = ("model", "layers", "prompt", "experts")
 KEY = ("model", "layers", "prompt", "mode", "batch", "factor", "overlap", "trace", "experts")
+FIELDS = (*KEY, "step_ms", "tokens_per_s", "phases_ms")
 # The planner's curve for each trace, where there is one.
 CURVES = {("v4-flash", "glm51"): "v4_flash", ("", "glm51"): "glm51", ("", "v32_mid"): "v32_mid"}
 
@@ -28,7 +29,7 @@ Record = dict[str, Any]
 
 def merge(path: Path, records: Iterable[Record]) -> list[Record]:
     """Put records into a file, in the place of older ones of the same run; return all of them."""
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs = read(path) if path.exists() else []
     by_key = {key_of(one): one for one in [*runs, *records]}
     order = ("model", "layers", "prompt", "mode", "factor", "overlap", "batch")
     merged = sorted(by_key.values(), key=lambda one: tuple(one[name] for name in order))
@@ -37,6 +38,21 @@ def merge(path: Path, records: Iterable[Record]) -> list[Record]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"peaks": peaks(merged), "runs": merged}, indent=1) + "\n")
     return merged
+
+
+def read(path: Path) -> list[Record]:
+    """Records of a file; raises ValueError where they are none."""
+    try:
+        runs = json.loads(path.read_text())["runs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        text = f"records must be in a file of bench_slice, got {str(path)!r}: {why}"
+        raise ValueError(text) from error
+    for one in runs if isinstance(runs, list) else [None]:
+        lacks = [name for name in FIELDS if not isinstance(one, dict) or name not in one]
+        if lacks:
+            raise ValueError(f"records of {str(path)!r} lack {', '.join(lacks)}")
+    return list(runs)
 
 
 def middle(turns: Sequence[Record]) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -223,6 +224,18 @@ def test_a_speed_that_is_none_is_refused(field: str, value: Any) -> None:
         kvcm.InvalidArgument, match=f"{field} must be > 0 and finite, got {value!r}"
     ):
         Budgets(GIB, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["link_gb_s", "step_ms"])
+@pytest.mark.parametrize("value", [1e-320, 1e-10, 1e10, 1e308])
+def test_a_speed_that_makes_a_plan_infinite_is_refused(field: str, value: float) -> None:
+    with pytest.raises(kvcm.InvalidArgument, match=rf"{field} must be in \[1e-09, 1e\+09\], got"):
+        Budgets(GIB, **{field: value})
+
+
+@pytest.mark.parametrize("fields", [{"link_gb_s": 1e-9}, {"step_ms": 1e-9}, {"step_ms": 1e9}])
+def test_a_plan_by_extreme_speeds_is_json_of_finite_numbers(fields: dict[str, float]) -> None:
+    json.dumps(plan(GLM, 45_600_000_000, **fields).to_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize(

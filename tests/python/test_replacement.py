@@ -50,3 +50,15 @@ def test_units_that_are_near_are_kept() -> None:
     trace = Trace([sets[i] for i in order], near, scores)
     assert share("lru", trace) == 1
     assert share("near", trace) == pytest.approx(2 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--states", "0"], ["--units", "100"], ["--units", "-5"], ["--json", "."]]
+)
+def test_a_wrong_option_is_refused_before_anything_runs(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["replacement", *arguments])
+    with pytest.raises(SystemExit):
+        replacement.main()
+    assert f"{arguments[0]} must be" in capsys.readouterr().err

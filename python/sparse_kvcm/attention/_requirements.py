@@ -15,14 +15,8 @@ if TYPE_CHECKING:
 EXTRA = "pip install 'sparse_kvcm[triton]'"
 
 
-def kernels(name: str) -> ModuleType:
-    """Import a module of `sparse_kvcm.attention.kernels`.
-
-    Raises
-    ------
-    ImportError
-        If torch or triton is missing.
-    """
+def check() -> None:
+    """Refuse, by ImportError, to go without torch or triton."""
     for needed in ("torch", "triton"):
         try:
             importlib.import_module(needed)
@@ -31,6 +25,17 @@ def kernels(name: str) -> ModuleType:
                 f"sparse_kvcm.attention needs {needed}, which cannot be imported ({error}). "
                 f"Install it with: {EXTRA}"
             ) from error
+
+
+def kernels(name: str) -> ModuleType:
+    """Import a module of `sparse_kvcm.attention.kernels`.
+
+    Raises
+    ------
+    ImportError
+        If torch or triton is missing.
+    """
+    check()
     return importlib.import_module(f"sparse_kvcm.attention.kernels.{name}")
 
 
@@ -43,13 +48,17 @@ def launches_on(function: str, name: str, tensor: torch.Tensor) -> AbstractConte
         If Triton cannot run there: on the CPU it only interprets.
     """
     import torch
+
+    check_device(function, name, tensor.device)
+    return torch.cuda.device(tensor.device) if tensor.device.type == "cuda" else nullcontext()
+
+
+def check_device(function: str, name: str, device: torch.device) -> None:
+    """Refuse, by InvalidArgument, a device on which Triton cannot run."""
     import triton
 
-    if tensor.device.type == "cuda":
-        return torch.cuda.device(tensor.device)
-    if tensor.device.type == "cpu" and triton.knobs.runtime.interpret:
-        return nullcontext()
-    raise InvalidArgument(
-        f"[{function}] {name} must be on a GPU, or on the CPU under Triton's interpreter "
-        f"(TRITON_INTERPRET=1 before triton is imported), got {tensor.device}"
-    )
+    if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
+        raise InvalidArgument(
+            f"[{function}] {name} must be on a GPU, or on the CPU under Triton's interpreter "
+            f"(TRITON_INTERPRET=1 before triton is imported), got {device}"
+        )

@@ -6,6 +6,8 @@ import math
 
 from sparse_kvcm._core import InvalidArgument
 
+LEAST, MOST = 1e-9, 1e9
+
 
 def check_int(function: str, field: str, value: object, low: int, high: int) -> None:
     """Refuse what is no integer in [low, high]."""
@@ -16,7 +18,11 @@ def check_int(function: str, field: str, value: object, low: int, high: int) -> 
 
 
 def check_positive(function: str, field: str, value: object) -> None:
-    """Refuse what is no number > 0, infinity included."""
+    """Refuse what is no number > 0, infinity included, or makes other numbers infinite or 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:  # type: ignore[operator]
         raise InvalidArgument(f"[{function}] {field} must be > 0 and finite, got {value!r}")
+    if not LEAST <= value <= MOST:  # type: ignore[operator]
+        raise InvalidArgument(
+            f"[{function}] {field} must be in [{LEAST:g}, {MOST:g}], got {value!r}"
+        )

@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import pathlib
+import sys
 
 import pytest
 import torch
@@ -310,3 +311,23 @@ def test_what_the_form_cannot_run_on_is_refused(demo, device):
         driver._model.set_attn_implementation("eager")
         with pytest.raises(ValueError, match='must be "sparse_kvcm_v4" with form "triton"'):
             driver.add([1, 2, 3], 2)
+
+
+def driver_of(demo, name, device):
+    with demo.MODELS[name].driver(device, "bf16", 200, True, None) as driver:
+        driver.add([1, 2, 3], 2)
+
+
+@pytest.mark.parametrize("name", ["glm5", "v4"])
+def test_without_triton_the_form_is_refused_with_the_extra(demo, name, device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ImportError, match=r"needs triton.*pip install 'sparse_kvcm\[triton\]'"):
+        driver_of(demo, name, device)
+
+
+@pytest.mark.parametrize("name", ["glm5", "v4"])
+def test_where_triton_cannot_run_the_form_is_refused(demo, name, monkeypatch):
+    triton = importlib.import_module("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match='model, with form "triton", must be on a GPU'):
+        driver_of(demo, name, "cpu")

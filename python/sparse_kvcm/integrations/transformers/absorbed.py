@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from sparse_kvcm.attention import attention_base, sparse_mla_decode, step_rows, write_step
+from sparse_kvcm.attention import (
+    _requirements,
+    attention_base,
+    sparse_mla_decode,
+    step_rows,
+    write_step,
+)
 from sparse_kvcm.attention.mla_tuning import Tuning
 from sparse_kvcm.dsa import DsaManager
 
@@ -19,26 +25,31 @@ from sparse_kvcm.dsa import DsaManager
 _INTERPRETED = Tuning(block=256, num_warps=1, num_stages=1, programs=1)
 
 
-def check(manager: Any, dtype: torch.dtype) -> None:
+def check(manager: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse what the form cannot run on.
 
     Raises
     ------
     ValueError
-        For a model that is not BF16, or a manager that is not a DSA model's.
+        For a model that is not BF16 or where Triton cannot run, or a manager that is not a DSA
+        model's.
+    ImportError
+        Without triton.
     """
     if not isinstance(manager, DsaManager):
         raise ValueError(
             '[OffloadedCache] manager must be a DsaManager with form "triton", got '
             f"{type(manager).__name__}"
         )
-    check_dtype("OffloadedCache", dtype)
+    check_model("OffloadedCache", dtype, device)
 
 
-def check_dtype(function: str, dtype: torch.dtype) -> None:
-    """Refuse queries that the kernel does not take. ValueError for a model that is not BF16."""
+def check_model(function: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a model that the kernel does not take or Triton cannot run on, as `check` does."""
     if dtype is not torch.bfloat16:
         raise ValueError(f'[{function}] model must be bfloat16 with form "triton", got {dtype}')
+    _requirements.check()
+    _requirements.check_device(function, 'model, with form "triton",', device)
 
 
 def tuning_on(device: torch.device) -> Tuning | None:

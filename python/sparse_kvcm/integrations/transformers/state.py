@@ -78,7 +78,7 @@ class CacheState:
         if form not in FORMS:
             raise ValueError(f"[OffloadedCache] form must be one of {', '.join(FORMS)}, got {form}")
         if form == "triton":
-            absorbed.check(steps.manager, steps.geometry.dtype)
+            absorbed.check(steps.manager, steps.geometry.dtype, steps.device)
         self.steps = steps
         self.form = form
         self.max_length = max_length

@@ -13,7 +13,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
 
 from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
 from sparse_kvcm.integrations.transformers._arguments import check_int, check_model
-from sparse_kvcm.integrations.transformers.absorbed import check_dtype
+from sparse_kvcm.integrations.transformers.absorbed import check_model as check_for_triton
 from sparse_kvcm.integrations.transformers.deepseek_v4.attention import IMPLEMENTATION
 from sparse_kvcm.integrations.transformers.deepseek_v4.layers import (
     ManagedCSA,
@@ -73,7 +73,7 @@ class ManagedV4Cache(DynamicCache):
         if form not in FORMS:
             raise ValueError(f"[ManagedV4Cache] form must be one of {', '.join(FORMS)}, got {form}")
         if form == "triton":
-            check_dtype("ManagedV4Cache", model.dtype)
+            check_for_triton("ManagedV4Cache", model.dtype, model.device)
             if model.config._attn_implementation != IMPLEMENTATION:
                 raise ValueError(
                     f"[ManagedV4Cache] the model's attention implementation must be "
