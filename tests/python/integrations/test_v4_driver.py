@@ -173,3 +173,14 @@ def test_what_a_driver_cannot_do_is_said() -> None:
         with pytest.raises(kvcm.InvalidState, match="it is finished"):
             run.driver.suspend(request)
     assert not tiny_v4.model().model._forward_hooks
+
+
+@pytest.mark.parametrize("form", ["other", None, [], "Triton"])
+def test_an_unknown_form_is_refused_when_the_driver_is_made(form: Any) -> None:
+    with pytest.raises(ValueError, match=r"\[V4StepDriver\] form must be one of scatter, compact"):
+        V4StepDriver(tiny_v4.model(), tiny_v4.manager(False), form=form)
+
+
+def test_what_is_no_model_is_refused_when_the_driver_is_made() -> None:
+    with pytest.raises(ValueError, match=r"\[V4StepDriver\] model must be a transformers model"):
+        V4StepDriver(None, tiny_v4.manager(False))  # type: ignore[arg-type]

@@ -29,6 +29,28 @@ if TYPE_CHECKING:
 FORMS = ("scatter", "compact", "triton")
 
 
+def check_form(function: str, model: Any, form: Any) -> None:
+    """Refuse a form that is not known, or that the model cannot be run in.
+
+    Raises
+    ------
+    ValueError
+    ImportError
+        For "triton" without triton.
+    """
+    if form not in FORMS:
+        raise ValueError(f"[{function}] form must be one of {', '.join(FORMS)}, got {form}")
+    if form == "triton":
+        check_for_triton(function, model.dtype, model.device)
+        if model.config._attn_implementation != IMPLEMENTATION:
+            raise ValueError(
+                f"[{function}] the model's attention implementation must be "
+                f'"{IMPLEMENTATION}" with form "triton", got '
+                f'"{model.config._attn_implementation}". Call '
+                f'model.set_attn_implementation("{IMPLEMENTATION}")'
+            )
+
+
 class ManagedV4Cache(DynamicCache):
     """A transformers cache whose contents are a manager's; see `attach`.
 
@@ -70,17 +92,7 @@ class ManagedV4Cache(DynamicCache):
                 f"[ManagedV4Cache] max_length must be <= {manager.config.max_seq_len}, the "
                 f"manager's, got {max_length}"
             )
-        if form not in FORMS:
-            raise ValueError(f"[ManagedV4Cache] form must be one of {', '.join(FORMS)}, got {form}")
-        if form == "triton":
-            check_for_triton("ManagedV4Cache", model.dtype, model.device)
-            if model.config._attn_implementation != IMPLEMENTATION:
-                raise ValueError(
-                    f"[ManagedV4Cache] the model's attention implementation must be "
-                    f'"{IMPLEMENTATION}" with form "triton", got '
-                    f'"{model.config._attn_implementation}". Call '
-                    f'model.set_attn_implementation("{IMPLEMENTATION}")'
-                )
+        check_form("ManagedV4Cache", model, form)
         super().__init__(config=model.config)
         kinds = {0: ManagedWindow, 1: ManagedWindow, 4: ManagedCSA, 128: ManagedHCA}
         ratios = manager.config.geometry.compress_ratios

@@ -17,11 +17,12 @@ from sparse_kvcm.deepseek_v4 import DeepseekV4CacheManager
 from sparse_kvcm.integrations.transformers._arguments import (
     cache_argument,
     check_int,
+    check_model,
     prompt_tokens,
     token_list,
 )
 from sparse_kvcm.integrations.transformers._closing import Closing
-from sparse_kvcm.integrations.transformers.deepseek_v4.cache import ManagedV4Cache
+from sparse_kvcm.integrations.transformers.deepseek_v4.cache import ManagedV4Cache, check_form
 from sparse_kvcm.integrations.transformers.deepseek_v4.hooks import attach
 from sparse_kvcm.integrations.transformers.deepseek_v4.state import Form
 from sparse_kvcm.integrations.transformers.driver import RequestState
@@ -105,6 +106,8 @@ class V4StepDriver(Closing):
         form: Form = "scatter",
         sample: Sample = greedy,
     ) -> None:
+        check_model("V4StepDriver", model)
+        check_form("V4StepDriver", model, form)
         self.manager = manager
         self._model = model
         self._form = form
