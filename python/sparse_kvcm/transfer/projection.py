@@ -139,13 +139,6 @@ class Projection:
             found.setdefault(pair.route, []).append(part)
         return dict(found)
 
-    def first_token(self, target_group: int, prompt_tokens: int) -> int:
-        """The first token of a request that its pages in a layer group of the target hold."""
-        first = self.target.layer_groups[target_group].first_page(
-            prompt_tokens, self.target.tokens_per_block
-        )
-        return first * self.target.tokens_per_block
-
     def _cuts(
         self, target_pages: Iterable[PageList], tokens: tuple[int, int], prompt_tokens: int
     ) -> Iterator[tuple[BufferPair, PageList, Ints]]:
